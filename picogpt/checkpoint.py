@@ -1,0 +1,328 @@
+"""TensorFlow's checkpoint files ("tensor bundles"), read without TensorFlow, to named arrays.
+
+A bundle PREFIX is PREFIX.index, which says where each tensor lies, and PREFIX.data-00000-of-00001
+and so on, the shards, which are nothing but the bytes of the tensors. So tensors are mapped from
+the disk and used where they lie. Nothing that a file says is believed before it is checked: a
+damaged or hostile file ends in PicogptError.
+
+The index is a table in LevelDB's format: blocks of sorted keys and values, one more block that
+lists the blocks, and a footer that says where that one is; each block carries a checksum. Keys are
+the tensors' names, values are protocol buffers. The empty key comes first, with the header.
+
+Sources: tensorflow/core/util/tensor_bundle and tensorflow/core/protobuf/tensor_bundle.proto;
+tensorflow/core/lib/io/table_format.txt; the encoding guide of Protocol Buffers.
+"""
+
+import math
+import mmap
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import PicogptError, read_text, refuse_pointer
+
+MAGIC = 0xDB4775248B80FB57
+FOOTER_BYTES = 48
+TRAILER_BYTES = 5  # of a block: the kind of compression, and the checksum
+MAX_INDEX_BYTES = 16 << 20  # that of the largest GPT-2 with an optimizer's slots has 0.1 MB
+MAX_NAME_BYTES = 1024
+MAX_TENSORS = 100_000
+MAX_AXES = 8
+# By their numbers in tensorflow/core/framework/types.proto: the types read here, some others.
+DTYPES = {1: "f4", 19: "f2"}
+OTHER_DTYPES = {2: "float64", 3: "int32", 7: "string", 9: "int64", 10: "bool", 14: "bfloat16"}
+
+
+class Entry(NamedTuple):
+    """What the index says about one tensor."""
+
+    dtype: str  # NumPy's name of it, with the byte order
+    shape: tuple[int, ...]
+    file: Path
+    offset: int  # bytes
+    size: int  # bytes
+    crc: int  # masked CRC-32C of the bytes
+    unusual: str  # why only TensorFlow can read it, or ""
+
+
+class _DamagedError(Exception):
+    """What is wrong with an index; `read_index` adds which."""
+
+
+def find_checkpoint(folder: Path) -> Path:
+    """Returns the prefix of a folder's checkpoint: the one its state file names, or the only one.
+
+    The state file, `checkpoint`, may give a path on the machine that wrote it: only its last part
+    counts.
+
+    Raises:
+        PicogptError: there is none, or no telling which.
+    """
+    found = sorted(path.name.removesuffix(".index") for path in folder.glob("*.index"))
+    names = ", ".join(found) or "none"
+    state = folder / "checkpoint"
+    if not state.is_file():
+        if len(found) == 1:
+            return folder / found[0]
+        raise PicogptError(
+            f"{folder}: found {names} of the files *.index; expected one, "
+            "or a file `checkpoint` that names one"
+        )
+    line = re.search(r'^\s*model_checkpoint_path\s*:\s*"(.*)"', read_text(state), re.MULTILINE)
+    if not line:
+        raise PicogptError(f"{state}: names no model_checkpoint_path; found {names}")
+    # A name holds what is not ASCII as octal escapes; any other backslash separates folders.
+    last = re.split(r"/|\\(?![0-3][0-7]{2})", line[1])[-1].encode()
+    unescaped = re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), last)
+    name = unescaped.decode("utf-8", "replace")
+    if name not in found:
+        raise PicogptError(f"{state}: names {name}; {name}.index is missing; found {names}")
+    return folder / name
+
+
+def read_index(prefix: Path) -> dict[str, Entry]:
+    """Reads which tensors the bundle `prefix` holds: name to entry, in order of the names.
+
+    Raises:
+        PicogptError: the index is damaged, or is none.
+        OSError: it cannot be read.
+    """
+    path = prefix.with_name(prefix.name + ".index")
+    with path.open("rb") as file:
+        data = file.read(MAX_INDEX_BYTES + 1)
+    refuse_pointer(path, data)
+    try:
+        if len(data) > MAX_INDEX_BYTES:
+            raise _DamagedError(f"is larger than {MAX_INDEX_BYTES} bytes")
+        return _read_entries(data, prefix)
+    except _DamagedError as error:
+        raise PicogptError(f"{path}: {error}; is damaged or no index; fetch it again") from None
+
+
+def read_tensors(
+    prefix: Path, entries: dict[str, Entry], *, verify: bool = True
+) -> dict[str, np.ndarray]:
+    """Maps tensors from the disk, read-only; copies one only if it is unaligned or big-endian.
+
+    Args:
+        prefix: of the bundle.
+        entries: from its index, those that are wanted.
+        verify: compare each tensor's checksum, which reads all of it.
+
+    Raises:
+        PicogptError: a file is too short, a checksum is wrong, or a tensor needs TensorFlow, which
+            is not installed.
+        OSError: a file cannot be read.
+    """
+    import google_crc32c
+
+    if verify and google_crc32c.implementation == "python":
+        warnings.warn("checksums not checked: google-crc32c lacks its C code", stacklevel=3)
+        verify = False
+    needed: dict[Path, int] = {}
+    for entry in entries.values():
+        needed[entry.file] = max(needed.get(entry.file, 0), entry.offset + entry.size)
+    shards = {file: _map(file, size) for file, size in needed.items()}
+    tensors = {}
+    for name, entry in entries.items():
+        if entry.unusual:
+            tensors[name] = _read_with_tensorflow(prefix, name, entry.unusual)
+            continue
+        data = shards[entry.file][entry.offset : entry.offset + entry.size]
+        if verify and _masked_crc(data) != entry.crc:
+            raise PicogptError(f"{entry.file}: {name} is damaged (wrong checksum); fetch it again")
+        tensor = data.view(entry.dtype).reshape(entry.shape)
+        tensors[name] = np.require(tensor, tensor.dtype.newbyteorder("="), "A")
+    return tensors
+
+
+def _map(file: Path, size: int) -> np.ndarray:
+    """The bytes of a file that must have `size` of them or more."""
+    with file.open("rb") as opened:
+        found = opened.seek(0, 2)
+        if found < size:
+            opened.seek(0)
+            refuse_pointer(file, opened.read(64))
+            raise PicogptError(f"{file}: {found} bytes; expected {size}; fetch it again")
+        if not found:
+            return np.empty(0, np.uint8)
+        return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+
+def _read_with_tensorflow(prefix: Path, name: str, reason: str) -> np.ndarray:
+    try:
+        import tensorflow  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        raise PicogptError(
+            f"{prefix}.index: {name} {reason}, which only TensorFlow reads; "
+            'run "pip install picogpt[tensorflow]"'
+        ) from None
+    try:
+        return np.asarray(tensorflow.train.load_checkpoint(str(prefix)).get_tensor(name))
+    except tensorflow.errors.OpError as error:
+        raise PicogptError(f"{prefix}.index: {name}: TensorFlow says: {error.message}") from None
+
+
+def _read_entries(data: bytes, prefix: Path) -> dict[str, Entry]:
+    table = _read_table(data)
+    key, value = next(table, (b"", b""))
+    header = _fields(value)
+    n_shards, byte_order = _number(header, 1), _number(header, 2)
+    if key or not 1 <= n_shards < 100_000 or byte_order > 1:
+        raise _DamagedError("has no proper header")
+    entries: dict[str, Entry] = {}
+    for key, value in table:
+        if key.startswith(b"\0"):
+            continue  # a slice of a tensor, whose own entry says that it has slices
+        name = key.decode("utf-8", "replace")
+        if not name.isprintable() or len(entries) == MAX_TENSORS:
+            raise _DamagedError("has a name that is not text, or too many names")
+        fields = _fields(value)
+        shard, offset, size = (_number(fields, number) for number in (3, 4, 5))
+        shape = tuple(_number(axis, 1) for part in _parts(fields, 2) for axis in _parts(part, 2))
+        number = _number(fields, 1)
+        if len(shape) > MAX_AXES or math.prod(n or 1 for n in shape) >> 48 or shard >= n_shards:
+            raise _DamagedError(f"{name} has an impossible shape or shard")
+        if 7 in fields:
+            unusual = "is stored in slices"
+        elif number not in DTYPES:
+            unusual = f"has the type {OTHER_DTYPES.get(number, f'number {number}')}"
+        else:
+            unusual = ""
+            if math.prod(shape) * np.dtype(DTYPES[number]).itemsize != size:
+                raise _DamagedError(f"{name} has {size} bytes for the shape {shape}")
+        entries[name] = Entry(
+            dtype="<>"[byte_order] + DTYPES.get(number, ""),
+            shape=shape,
+            file=prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{n_shards:05d}"),
+            offset=offset,
+            size=size,
+            crc=_number(fields, 6),
+            unusual=unusual,
+        )
+    return entries
+
+
+class _Cursor:
+    """Reads bytes from the front, never beyond their end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def __bool__(self) -> bool:
+        return self.at < len(self.data)
+
+    def take(self, n: int) -> bytes:
+        if n > len(self.data) - self.at:
+            raise _DamagedError("has a length that reaches beyond its end")
+        self.at += n
+        return self.data[self.at - n : self.at]
+
+    def varint(self) -> int:
+        """A number in groups of 7 bits, the lowest first, each but the last with bit 8 set."""
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise _DamagedError("has a number that is too long")
+
+
+def _read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the keys and values of a LevelDB table."""
+    footer = _Cursor(data[-FOOTER_BYTES:])
+    if len(data) < FOOTER_BYTES or data[-8:] != MAGIC.to_bytes(8, "little"):
+        raise _DamagedError("does not end in an index's magic number")
+    footer.varint(), footer.varint()  # the place of the meta index, which is empty
+    block_list, _ = _read_block(data, footer)
+    end, last = 0, None
+    for _, handle in _read_pairs(block_list):
+        start = end
+        block, end = _read_block(data, _Cursor(handle), start)
+        for key, value in _read_pairs(block):
+            if last is not None and key <= last:
+                raise _DamagedError("has names out of order")
+            last = key
+            yield key, value
+
+
+def _read_block(data: bytes, handle: _Cursor, earliest: int = 0) -> tuple[bytes, int]:
+    """Returns the block that a handle points to, and where its trailer ends.
+
+    Blocks lie one behind the other; if one could be listed twice, a small file could hold work
+    without end. Hence `earliest`, where it may begin.
+    """
+    offset, size = handle.varint(), handle.varint()
+    end = offset + size
+    if offset < earliest or end + TRAILER_BYTES > len(data) - FOOTER_BYTES:
+        raise _DamagedError("has a block out of place")
+    if _masked_crc(data[offset : end + 1]) != int.from_bytes(data[end + 1 : end + 5], "little"):
+        raise _DamagedError("has a block with a wrong checksum")
+    if data[end]:
+        raise _DamagedError(f"has a compressed block (type {data[end]})")
+    return data[offset:end], end + TRAILER_BYTES
+
+
+def _read_pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the keys and values of a block. A key is stored as what it does not share with the
+    one before it; the list of places to start from, at the end, is for searching."""
+    n_starts = int.from_bytes(block[-4:], "little")
+    end = len(block) - 4 * (n_starts + 1)
+    if end < 0:
+        raise _DamagedError("has a block too short for what it says")
+    cursor, key = _Cursor(block[:end]), b""
+    while cursor:
+        n_shared, n_rest, n_value = cursor.varint(), cursor.varint(), cursor.varint()
+        if n_shared > len(key) or n_shared + n_rest > MAX_NAME_BYTES:
+            raise _DamagedError("has a name that is too long")
+        key = key[:n_shared] + cursor.take(n_rest)
+        yield key, cursor.take(n_value)
+
+
+def _fields(message: bytes) -> dict[int, list[int | bytes]]:
+    """The fields of a protocol buffer by number: integers, or the bytes of what has a length."""
+    fields: dict[int, list[int | bytes]] = {}
+    cursor = _Cursor(message)
+    while cursor:
+        number, kind = divmod(cursor.varint(), 8)
+        value: int | bytes
+        if kind == 0:
+            value = cursor.varint()
+        elif kind == 2:
+            value = cursor.take(cursor.varint())
+        elif kind in (1, 5):
+            value = int.from_bytes(cursor.take(8 if kind == 1 else 4), "little")
+        else:
+            raise _DamagedError(f"has a field of kind {kind}")
+        fields.setdefault(number, []).append(value)
+    return fields
+
+
+def _number(fields: dict[int, list[int | bytes]], number: int) -> int:
+    """The integer of that number; 0 where it is left out."""
+    value = fields.get(number, [0])[-1]
+    if not isinstance(value, int):
+        raise _DamagedError(f"has bytes for a number in field {number}")
+    return value
+
+
+def _parts(fields: dict[int, list[int | bytes]], number: int) -> Iterator[Any]:
+    """The messages of that number, as fields."""
+    for value in fields.get(number, []):
+        if not isinstance(value, bytes):
+            raise _DamagedError(f"has a number for a message in field {number}")
+        yield _fields(value)
+
+
+def _masked_crc(data: Any) -> int:
+    """CRC-32C, turned and shifted as TensorFlow stores it."""
+    import google_crc32c
+
+    crc: int = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

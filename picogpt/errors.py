@@ -1,0 +1,76 @@
+"""What goes wrong with input and files, in words for the user; and files read with such words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class PicogptError(ValueError):
+    """A mistake in input or a bad file; the message is one line, meant to be shown as it is.
+
+    Its form is `WHERE: what was found; what was needed; what to do`.
+    """
+
+
+def find_files(folder: Path, *choices: str) -> list[Path]:
+    """Finds a file for each choice, such as "hparams.json" or "checkpoint or *.index".
+
+    Raises:
+        PicogptError: names all that the folder lacks.
+    """
+    found, missing = [], []
+    for choice in choices:
+        paths = [path for name in choice.split(" or ") for path in sorted(folder.glob(name))]
+        files = [path for path in paths if path.is_file()]
+        if files:
+            found.append(files[0])
+        else:
+            missing.append(choice)
+    if missing:
+        state = "lacks" if folder.is_dir() else "no such folder; expected one with"
+        raise PicogptError(f"{folder}: {state} {', '.join(missing)}")
+    return found
+
+
+def refuse_pointer(path: Path, head: bytes) -> None:
+    """Raises PicogptError if a file that begins with `head` is what Git LFS left in its place."""
+    if head.startswith(b"version https://git-lfs.github.com/"):
+        raise PicogptError(f'{path}: is a Git LFS pointer, not the file; run "git lfs pull"')
+
+
+def read_text(path: Path) -> str:
+    """Reads a UTF-8 text file, whatever the platform's encoding is.
+
+    Raises:
+        PicogptError: it is not UTF-8, or a Git LFS pointer.
+        OSError: it cannot be read.
+    """
+    data = path.read_bytes()
+    refuse_pointer(path, data)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = f"byte {error.start} is {data[error.start]:#04x}"
+        raise PicogptError(f"{path}: {found}; expected UTF-8 text; fetch it again") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON file that holds one object.
+
+    Raises:
+        PicogptError: it holds something else.
+        OSError: it cannot be read.
+    """
+    text = read_text(path)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        start = text.lstrip("\ufeff \r\n\t")[:20]
+        found = f"starts with {start!r}, is not JSON" if start else "is empty"
+        raise PicogptError(
+            f"{path}: {found}; most likely a failed download; fetch it again"
+        ) from None
+    if not isinstance(value, dict):
+        found = type(value).__name__
+        raise PicogptError(f"{path}: holds a {found}; expected a JSON object; fetch it again")
+    return value

@@ -1,0 +1,49 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(autouse=True)
+def own_settings(monkeypatch, tmp_path):
+    """No test sees the user's models or settings."""
+    monkeypatch.setenv("PICOGPT_WEIGHTS", str(tmp_path / "weights"))
+    monkeypatch.delenv("PICOGPT_MODEL", raising=False)
+
+
+@pytest.fixture(scope="session")
+def expected():
+    """What the originals make of the checkpoints in tests/data (see make.py there)."""
+    with np.load(DATA / "expected.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    """A function that copies a checkpoint of tests/data, with its vocabulary, and returns where."""
+
+    def copy(name="plain"):
+        folder = tmp_path / name
+        shutil.copytree(DATA / name, folder)
+        shutil.copytree(DATA / "vocabulary", folder, dirs_exist_ok=True)
+        return folder
+
+    return copy
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """With --no-skips, a test that is skipped fails, unless it is marked `weights`."""
+    report = yield
+    allowed = item.get_closest_marker("weights")
+    if report.skipped and not allowed and item.config.getoption("--no-skips"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: skipped, in a run that must skip nothing"
+    return report
+
+
+def pytest_addoption(parser):
+    parser.addoption("--no-skips", action="store_true", help="fail where a test is skipped")

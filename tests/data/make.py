@@ -1,0 +1,130 @@
+"""Make the small checkpoints of this folder and the right values for them, with the originals.
+
+    python tests/data/make.py
+
+A GPT-2 of random weights, so large that a wrong mask, position, head count or transpose changes
+the likeliest token, written by TensorFlow's Saver in several ways, one folder each; the first of
+GPT-2's merges as its vocabulary; and what transformers makes of the same weights. Needs
+picogpt[reference].
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+
+import numpy as np
+import tensorflow as tf
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+HERE = Path(__file__).parent
+GPT2 = HERE.parent.parent / "picogpt" / "vocabulary"
+HPARAMS = {"n_vocab": 300, "n_ctx": 32, "n_embd": 16, "n_head": 4, "n_layer": 2}
+v1 = tf.compat.v1
+
+
+def make_vocabulary():
+    """Writes the 256 bytes, GPT-2's first merges and the end of text."""
+    lines = (GPT2 / "vocab.bpe").read_text(encoding="utf-8").splitlines()[:44]
+    everything = json.loads((GPT2 / "encoder.json").read_text(encoding="utf-8"))
+    pieces = list(everything)[: HPARAMS["n_vocab"] - 1] + ["<|endoftext|>"]
+    folder = HERE / "vocabulary"
+    folder.mkdir(exist_ok=True)
+    encoder = {piece: i for i, piece in enumerate(pieces)}
+    (folder / "encoder.json").write_text(json.dumps(encoder), encoding="utf-8")
+    (folder / "vocab.bpe").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def make_model():
+    """-> a transformers model, and its weights by their names in a TensorFlow checkpoint."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=HPARAMS["n_vocab"],
+        n_positions=HPARAMS["n_ctx"],
+        n_embd=HPARAMS["n_embd"],
+        n_head=HPARAMS["n_head"],
+        n_layer=HPARAMS["n_layer"],
+        bos_token_id=HPARAMS["n_vocab"] - 1,
+        eos_token_id=HPARAMS["n_vocab"] - 1,
+    )
+    model = GPT2LMHeadModel(config).eval()
+    tensors = {}
+    with torch.no_grad():
+        for name, tensor in model.transformer.named_parameters():
+            gain = "ln_" in name and "weight" in name
+            tensor.normal_(float(gain), 0.1 if "bias" in name else 0.6)
+            name = "model/" + name.replace("h.", "h").replace(".", "/")
+            value = tensor.numpy()
+            if "/ln_" in name:
+                name = name.replace("weight", "g")
+            elif "/wte/" in name or "/wpe/" in name:
+                name = name.removesuffix("/weight")
+            elif name.endswith("weight"):
+                name, value = name.replace("weight", "w"), value[None]
+            tensors[name.replace("bias", "b")] = value
+    return model, tensors
+
+
+def save(folder, tensors, prefixes=("model.ckpt",), optimizer=False, sharded=False, sliced=False):
+    """Writes tensors with TensorFlow's Saver, once for each prefix."""
+    folder = HERE / folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "hparams.json").write_text(json.dumps(HPARAMS), encoding="utf-8")
+    with tf.Graph().as_default():
+        for i, (name, value) in enumerate(tensors.items()):
+            slices = v1.fixed_size_partitioner(2) if sliced and name == "model/wte" else None
+
+            def initial(shape, value=value, partition_info=None, **_):
+                start = partition_info.var_offset[0] if partition_info else 0
+                return tf.constant(value[start : start + shape[0]])
+
+            with tf.device(f"/cpu:{i % 2 if sharded else 0}"):
+                v1.get_variable(name, value.shape, value.dtype, initial, partitioner=slices)
+        if optimizer:
+            step = v1.train.get_or_create_global_step()
+            loss = tf.add_n([tf.reduce_sum(v) for v in v1.trainable_variables()])
+            train = v1.train.AdamOptimizer().minimize(loss, step)
+        with v1.Session(config=v1.ConfigProto(device_count={"CPU": 2})) as session:
+            session.run(v1.global_variables_initializer())
+            for prefix in prefixes:
+                saver = v1.train.Saver(sharded=sharded, save_relative_paths=True)
+                saver.save(session, str(folder / prefix), write_meta_graph=False)
+                if optimizer:
+                    session.run(train)
+
+
+def main():
+    make_vocabulary()
+    model, tensors = make_model()
+    save("plain", tensors)
+    save("sharded", tensors, sharded=True)
+    save("slots", tensors, ("model-1000", "model-500"), optimizer=True)
+    # As it was left by a machine on which the folder had another name.
+    state = 'model_checkpoint_path: "/content/checkpoint/run1/model-1000"\n'
+    (HERE / "slots" / "checkpoint").write_text(state, encoding="utf-8")
+    save("float16", {name: value.astype(np.float16) for name, value in tensors.items()})
+    to_bfloat16 = tf.bfloat16.as_numpy_dtype
+    save("bfloat16", {name: value.astype(to_bfloat16) for name, value in tensors.items()})
+    save("sliced", tensors, sliced=True)
+
+    ids = np.random.default_rng(0).integers(HPARAMS["n_vocab"], size=24)
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(ids)[None]).logits[0].numpy()
+        new = model.generate(
+            torch.from_numpy(ids)[None],
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+            max_new_tokens=8,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(ids) :].numpy()
+    names = {"ids": ids, "logits": logits, "greedy": new}
+    np.savez_compressed(HERE / "expected.npz", **names, **tensors)
+
+
+if __name__ == "__main__":
+    main()

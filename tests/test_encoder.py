@@ -1,0 +1,221 @@
+"""Token ids, exactly. The values are those on which tiktoken and OpenAI's encoder agree."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picogpt import Encoder, PicogptError
+from picogpt.encoder import BYTE_TO_CHARACTER, check_ids
+
+GPT2 = Encoder.gpt2()
+
+EXACT = {
+    "": [],
+    " ": [220],
+    "   a": [220, 220, 257],
+    "a  ": [64, 220, 220],
+    "hello world": [31373, 995],
+    "Not all heroes wear capes.": [3673, 477, 10281, 5806, 1451, 274, 13],
+    "Hello, my dog is a little": [15496, 11, 616, 3290, 318, 257, 1310],
+    "I'LL I'll": [40, 6, 3069, 314, 1183],
+    "DON'T don't I'LL I'll we'Re": [
+        *[41173, 6, 51, 836, 470, 314, 6, 3069, 314, 1183, 356, 6, 3041],
+    ],
+    "'Te": [6, 6767],
+    "’ll": [447, 247, 297],
+    "'s 's's ''s": [338, 705, 82, 338, 10148, 82],
+    "“wrote jack a letter”": [447, 250, 42910, 14509, 257, 3850, 447, 251],
+    "ß'll": [39683, 1183],
+    "ét": [25125],
+    "x² ½ ٣٤ Ⅷ": [87, 31185, 25208, 18923, 96, 149, 97, 2343, 227, 100],
+    "हिन्दी": [11976, 117, 11976, 123, 11976, 101, 24231, 235, 11976, 99, 24231, 222],
+    "👩‍👩‍👧 🤗": [41840, 102, 447, 235, 41840, 102, 447, 235, 41840, 100, 12520, 97, 245],
+    "This is good.\n\n": [1212, 318, 922, 13, 628],
+    "This is good.\n\nBut in a way.": [1212, 318, 922, 13, 198, 198, 1537, 287, 257, 835, 13],
+    "import tensorflow as ": [11748, 11192, 273, 11125, 355, 220],
+    "\r\n\t\r\n  x": [201, 198, 197, 201, 198, 220, 2124],
+    "<|endoftext|>": [27, 91, 437, 1659, 5239, 91, 29],
+    "a<|endoftext|>b": [64, 27, 91, 437, 1659, 5239, 91, 29, 65],
+    "brutalist": [1671, 315, 49845],
+    "She danced gracefully on the stage.": [3347, 39480, 11542, 2759, 319, 262, 3800, 13],
+    "I l0ve t0 tr@vel @r0und the w0rld.": [
+        *[40, 300, 15, 303, 256, 15, 491, 31, 626, 2488, 81, 15, 917, 262, 266, 15, 81, 335, 13],
+    ],
+    "a\n\nb": [64, 198, 198, 65],
+    "0" * 17: [8269, 10535, 830],
+    "0" * 16: [25645],
+    "0" * 9: [10535, 830],
+}
+
+
+@pytest.mark.parametrize("text", EXACT, ids=ascii)
+def test_exact_ids(text):
+    assert GPT2.encode(text) == EXACT[text]
+    assert GPT2.decode(EXACT[text]) == text
+
+
+def test_vocabulary():
+    assert GPT2.n_vocab == len(GPT2.encoder) == len(GPT2.decoder) == 50257
+    assert GPT2.end_of_text == 50256
+    pieces = [GPT2.decoder[i] for i in EXACT["Not all heroes wear capes."]]
+    assert pieces == ["Not", "Ġall", "Ġheroes", "Ġwear", "Ġcap", "es", "."]
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("a<|endoftext|>b", [64, 50256, 65]),
+        ("hello <|endoftext|>", [31373, 220, 50256]),
+        ("<|endoftext|><|endoftext|>", [50256, 50256]),
+        ("<|endoftext|", [27, 91, 437, 1659, 5239, 91]),
+    ],
+)
+def test_end_of_text_is_special_on_request(text, ids):
+    assert GPT2.encode(text, allow_special=True) == ids
+    assert GPT2.decode(ids) == text
+
+
+def test_lone_surrogates_become_u_fffd_and_pairs_are_joined():
+    assert GPT2.encode("\ud83e\udd17") == GPT2.encode("🤗")
+    assert GPT2.encode("a\ud83eb\udd17") == GPT2.encode("a\ufffdb\ufffd")
+
+
+def test_a_word_of_100_000_letters():
+    assert GPT2.encode("a" * 100_000) == [24794] * 25_000
+    assert GPT2.encode(" " * 100_000 + "x") == [220] * 99_999 + [2124]
+
+
+@pytest.mark.parametrize("alphabet", ["abcdefghijklmnopqrstuvwxyz", "0123456789", "\u0301\u0308"])
+def test_the_work_for_a_long_word_grows_with_its_length(alphabet, monkeypatch):
+    """Counts look-ups of pairs; a loop over all pairs for each merge needs millions here."""
+    rng = np.random.default_rng(0)
+    word = "".join(rng.choice(list(alphabet), 10_000))
+    n_bytes = len(word.encode())
+
+    class Counting(dict):
+        n = 0
+
+        def get(self, *args):
+            Counting.n += 1
+            return super().get(*args)
+
+        def __contains__(self, key):
+            Counting.n += 1
+            return super().__contains__(key)
+
+    monkeypatch.setattr(GPT2, "_ranks", Counting(GPT2._ranks))
+    assert GPT2.decode(GPT2.encode(word)) == word
+    assert n_bytes - 1 <= Counting.n < 6 * n_bytes
+
+
+@given(st.text())
+def test_decode_is_the_inverse(text):
+    assert GPT2.decode(GPT2.encode(text)) == text
+    assert GPT2.decode(GPT2.encode(text, allow_special=True)) == text
+
+
+@given(st.lists(st.integers(0, 50256)))
+def test_every_list_of_ids_decodes(ids):
+    assert GPT2.decode_bytes(ids) == b"".join(GPT2.decode_bytes([token]) for token in ids)
+
+
+def test_decode():
+    assert GPT2.decode([88, 318, 5633]) == "y is ?"
+    assert GPT2.decode([5633]) == " ?"
+    assert GPT2.decode([]) == ""
+    assert GPT2.decode(np.array([31373, 995])) == "hello world"
+    assert GPT2.decode([447]) == "\ufffd"
+
+
+def test_every_byte_has_a_token():
+    ids = [GPT2.encoder[BYTE_TO_CHARACTER[byte]] for byte in range(256)]
+    assert GPT2.decode_bytes(ids) == bytes(range(256))
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([0, -1], "ids[1]: is -1; expected 0 to 50256"),
+        ([50257], "ids[0]: is 50257; expected 0 to 50256"),
+        ([1, 2.0], "ids[1]: is a float; expected an integer"),
+        ([[1, 2]], "ids[0]: is a list; expected an integer"),
+        (["1"], "ids[0]: is a str; expected an integer"),
+        (np.array([1.0]), "ids[0]: is a float64; expected an integer"),
+        (np.array([[1, 2]]), "ids[0]: is a ndarray; expected an integer"),
+    ],
+)
+def test_ids_are_checked(ids, message):
+    with pytest.raises(PicogptError) as error:
+        GPT2.decode(ids)
+    assert str(error.value) == message
+
+
+def test_numpy_integers_are_ids():
+    for dtype in (np.uint8, np.int32, np.int64):
+        ids = check_ids(np.array([1, 2], dtype), 3)
+        assert ids == [1, 2]
+        assert all(type(token) is int for token in ids)
+
+
+@pytest.mark.parametrize("names", [("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")])
+def test_from_folder_takes_both_pairs_of_names(model_folder, names):
+    folder = model_folder()
+    (folder / "encoder.json").rename(folder / names[0])
+    (folder / "vocab.bpe").rename(folder / names[1])
+    encoder = Encoder.from_folder(str(folder))
+    assert encoder.n_vocab == 300
+    assert encoder.end_of_text == 299
+    assert encoder.decode(encoder.encode("the thing")) == "the thing"
+
+
+def test_files_may_have_windows_line_ends_and_no_version(model_folder):
+    folder = model_folder()
+    wanted = Encoder.from_folder(folder).encode("all the things and others")
+    lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
+    (folder / "vocab.bpe").write_bytes("\r\n".join(lines).encode())
+    assert Encoder.from_folder(folder).encode("all the things and others") == wanted
+
+
+def damage(folder, **changes):
+    path = folder / "encoder.json"
+    tokens = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(tokens | changes), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: damage(f, new=301), "no token has the id 300; expected 0 to 300, once each"),
+        (lambda f: damage(f, new="x"), "an id is no integer; expected 0, 1, 2 and so on"),
+        (lambda f: damage(f, **{"a b": 300}), "a token holds ' '; expected what stands for bytes"),
+        (
+            lambda f: (f / "vocab.bpe").write_text("#version: 0.2\nh e\nthx\n", encoding="utf-8"),
+            "merge 2 is 'thx'; expected two tokens that join to a third",
+        ),
+        (
+            lambda f: (f / "vocab.bpe").write_text("q z\n", encoding="utf-8"),
+            "merge 1 is 'q z'; expected two tokens that join to a third",
+        ),
+        (
+            lambda f: (f / "encoder.json").write_text('{"a": 0, "b": 1}', encoding="utf-8"),
+            "no token for the byte 0x21; expected '!'",
+        ),
+    ],
+)
+def test_files_that_do_not_fit_are_one_line(model_folder, spoil, message):
+    folder = model_folder()
+    spoil(folder)
+    with pytest.raises(PicogptError) as error:
+        Encoder.from_folder(folder)
+    files = f"{folder}/encoder.json and vocab.bpe"
+    assert str(error.value) == f"{files}: {message}; fetch both again"
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(PicogptError) as error:
+        Encoder.from_folder(tmp_path)
+    lacks = "encoder.json or vocab.json, vocab.bpe or merges.txt"
+    assert str(error.value) == f"{tmp_path}: lacks {lacks}"
