@@ -99,7 +99,7 @@ def _generate(prompt: str, args: argparse.Namespace) -> None:
     model = args.model or default_model()
     if not args.model and sys.stderr.isatty():
         dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
-        print(f"{dim}{model}: {find_model(model)}{plain}", file=sys.stderr)
+        print(f"{dim}model: {find_model(model)}{plain}", file=sys.stderr)
     encoder, hparams, params = load(model)
     ids = encoder.encode(prompt, allow_special=args.allow_special)
     end = [] if encoder.end_of_text is None else [encoder.end_of_text]

@@ -57,8 +57,9 @@ def stream(
     stops = set(check_ids(stop_ids, n_vocab))
     if not ids:
         raise PicogptError("inputs: no ids; expected one at least, such as the end-of-text id")
-    if n_tokens_to_generate < 0:
-        raise PicogptError(f"n_tokens_to_generate: is {n_tokens_to_generate}; expected 0 or more")
+    if not isinstance(n_tokens_to_generate, int | np.integer) or n_tokens_to_generate < 0:
+        found = f"n_tokens_to_generate: is {n_tokens_to_generate!r:.40}"
+        raise PicogptError(f"{found}; expected a whole number, 0 or more")
     if n_tokens_to_generate and len(ids) + n_tokens_to_generate - 1 > n_ctx:
         raise PicogptError(
             f"prompt is {len(ids)} tokens and {n_tokens_to_generate} more are asked for; "

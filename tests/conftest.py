@@ -8,8 +8,10 @@ DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture(autouse=True)
-def own_settings(monkeypatch, tmp_path):
-    """No test sees the user's models or settings."""
+def own_settings(request, monkeypatch, tmp_path):
+    """No test sees the user's models or settings, except those that need the official weights."""
+    if request.node.get_closest_marker("weights"):
+        return
     monkeypatch.setenv("PICOGPT_WEIGHTS", str(tmp_path / "weights"))
     monkeypatch.delenv("PICOGPT_MODEL", raising=False)
 

@@ -30,7 +30,7 @@ def make_vocabulary():
     """Writes the 256 bytes, GPT-2's first merges and the end of text."""
     lines = (GPT2 / "vocab.bpe").read_text(encoding="utf-8").splitlines()[:44]
     everything = json.loads((GPT2 / "encoder.json").read_text(encoding="utf-8"))
-    pieces = list(everything)[: HPARAMS["n_vocab"] - 1] + ["<|endoftext|>"]
+    pieces = [*list(everything)[: HPARAMS["n_vocab"] - 1], "<|endoftext|>"]
     folder = HERE / "vocabulary"
     folder.mkdir(exist_ok=True)
     encoder = {piece: i for i, piece in enumerate(pieces)}

@@ -1,0 +1,282 @@
+"""The command: what is on stdout, what on stderr, and with which exit code."""
+
+import io
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from picogpt import Encoder, __version__, cli, generate, generation, load, loader
+from picogpt.cli import main
+
+
+@pytest.fixture
+def folder(model_folder):
+    """A model with a window of 32 tokens, whose end of text has the id 299."""
+    return model_folder()
+
+
+def run(*arguments, env=None, stdout=subprocess.PIPE, **options):
+    """Runs the command in a process of its own, with nothing on stdin unless it is given."""
+    if "input" not in options:
+        options["stdin"] = subprocess.DEVNULL
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "picogpt", *map(str, arguments)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env=os.environ | (env or {}),
+        check=False,
+        **options,
+    )
+
+
+def continuation(model, text, n_tokens):
+    """What the API makes of the same prompt."""
+    encoder, hparams, params = load(model)
+    end = encoder.end_of_text
+    ids = encoder.encode(text) or [end]
+    return encoder.decode(generate(ids, params, hparams["n_head"], n_tokens, stop_ids=[end]))
+
+
+def test_stdout_is_the_text_and_a_newline(folder):
+    done = run("the king", "--n-tokens", 9, "--model", folder)
+    assert done.returncode == 0
+    assert done.stdout.decode() == continuation(folder, "the king", 9) + "\n"
+    assert done.stderr == b""
+
+
+def test_forty_tokens_by_default(capsys):
+    assert main(["Once upon a time", "--model", "tales"]) == 0
+    assert capsys.readouterr() == (continuation("tales", "Once upon a time", 40) + "\n", "")
+
+
+def test_text_is_streamed_in_whole_characters(folder, monkeypatch):
+    """Each token is written and flushed as it comes, except bytes that end inside a character."""
+    ids = [*Encoder.from_folder(folder).encode("a日b"), 123, 127]  # and two bytes of no character
+    monkeypatch.setattr(generation, "stream", lambda *args, **options: iter(ids))
+    written = []
+
+    class Terminal(io.StringIO):
+        def flush(self):
+            written.append(self.getvalue())
+            self.truncate(0)
+            self.seek(0)
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert main(["x", "--model", str(folder)]) == 0
+    assert written[:5] == ["a", "", "", "日", "b"]
+    assert "".join(written) == Encoder.from_folder(folder).decode(ids) + "\n"
+
+
+def test_it_stops_at_the_end_of_text(folder, capsys, monkeypatch):
+    encoder, _, params = model = load(folder)
+    new = generate(encoder.encode("the king"), params, 4, 9)
+    at = next(i for i, token in enumerate(new) if i and token not in new[:i])
+    monkeypatch.setattr(encoder, "end_of_text", new[at])
+    monkeypatch.setattr(cli, "load", lambda name: model)
+    assert main(["the king", "--model", str(folder), "--n-tokens", "9"]) == 0
+    assert capsys.readouterr().out == encoder.decode(new[:at]) + "\n"
+
+
+def test_an_empty_prompt_starts_from_the_end_of_text(folder, capsys):
+    assert main(["", "--model", str(folder), "--n-tokens", "5"]) == 0
+    assert capsys.readouterr().out == continuation(folder, "", 5) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["generate", "the king"], "the king"),
+        (["generate", "generate"], "generate"),
+        (["--", "generate"], "generate"),
+        (["--", "--help"], "--help"),
+        (["--", "-"], "-"),
+        (["--n-tokens", "5", "--", "--n-tokens"], "--n-tokens"),
+        ([" "], " "),
+        (["日\udce6\udc97\udca5"], "日日"),
+        (["a\udcff"], "a\ufffd"),
+        (["a<|endoftext|>b"], "a<|endoftext|>b"),
+    ],
+)
+def test_every_prompt_can_be_spelt(folder, monkeypatch, arguments, text):
+    """A given prompt never touches stdin; bytes from the shell are read as UTF-8."""
+    prompts = []
+    monkeypatch.setattr(cli, "_generate", lambda prompt, args: prompts.append(prompt))
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(arguments) == 0
+    assert prompts == [text]
+
+
+@pytest.mark.parametrize("arguments", [["-"], []])
+@pytest.mark.parametrize(
+    ("data", "text"), [(b"a\n\nb", "a\n\nb"), ("日\r\n".encode(), "日\r\n"), (b"a\xff", "a\ufffd")]
+)
+def test_a_prompt_from_stdin_is_taken_byte_for_byte(arguments, data, text, monkeypatch):
+    prompts = []
+    monkeypatch.setattr(cli, "_generate", lambda prompt, args: prompts.append(prompt))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="cp1252"))
+    assert main(arguments) == 0
+    assert prompts == [text]
+
+
+def test_a_long_prompt_from_stdin_gives_the_window_message(folder):
+    done = run("-", "--model", folder, input=b"x" * 200_000)
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert done.stderr.decode() == (
+        "picogpt: error: prompt is 200000 tokens and 40 more are asked for; "
+        "the model's window of 32 leaves room for 0\n"
+    )
+
+
+def test_no_prompt_at_a_terminal_is_a_usage_error(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("usage: picogpt ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--n-tokens", "-1"], "argument --n-tokens: '-1' is not a whole number, 0 or more"),
+        (["--n-tokens", "1.5"], "argument --n-tokens: '1.5' is not a whole number, 0 or more"),
+        (["--n-tok", "5"], "unrecognized arguments: --n-tok"),
+        (["b", "c"], "unrecognized arguments: b c"),
+    ],
+)
+def test_usage_errors_exit_with_2(capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit_:
+        main(["a", *arguments])
+    assert exit_.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err.splitlines()[-1]
+
+
+def test_errors_are_one_line_and_exit_with_1(tmp_path, capsys):
+    assert main(["a", "--model", "335M"]) == 1
+    names = "tales, 124M, 355M, 774M, 1558M"
+    message = f"335M: neither a model nor a folder; the models are {names}"
+    assert capsys.readouterr() == ("", f"picogpt: error: {message}\n")
+
+
+def test_a_file_that_cannot_be_read_is_one_line(folder, capsys):
+    path = folder / "model.ckpt.data-00000-of-00001"
+    path.unlink()
+    assert main(["a", "--model", str(folder)]) == 1
+    assert capsys.readouterr() == ("", f"picogpt: error: {path}: No such file or directory\n")
+
+
+def test_warnings_are_one_line(folder, capsys, monkeypatch):
+    monkeypatch.setitem(loader.HEADS, 16, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert main(["a", "--model", str(folder), "--n-tokens", "0"]) == 0
+    assert capsys.readouterr() == (
+        "\n",
+        f"picogpt: warning: {folder}/hparams.json: n_head=4 is unusual for n_embd=16, "
+        "official models have 2; shapes cannot tell which is right\n",
+    )
+
+
+def test_other_exceptions_keep_their_traceback(monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "_generate", fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["a"])
+
+
+def test_an_interrupt_keeps_the_text_and_exits_with_130(folder, capsys, monkeypatch):
+
+    def interrupted(*args, **options):
+        yield 64
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generation, "stream", interrupted)
+    assert main(["x", "--model", str(folder)]) == 130
+    assert capsys.readouterr() == ("a\n", "")
+
+
+def test_a_closed_pipe_is_quiet(folder):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = run("x", "--n-tokens", 9, "--model", folder, stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_one_line(folder):
+    with Path("/dev/full").open("wb") as full:
+        done = run("x", "--n-tokens", 9, "--model", folder, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == b"picogpt: error: stdout: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("cp1252", "é\\u65e5"), ("ascii", "\\xe9\\u65e5"), ("utf-8", "é日")]
+)
+def test_a_console_that_is_not_utf8_shows_what_it_can(folder, monkeypatch, encoding, shown):
+    ids = Encoder.from_folder(folder).encode("é日")
+    monkeypatch.setattr(generation, "stream", lambda *args, **options: iter(ids))
+    console = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", console)
+    assert main(["x", "--model", str(folder)]) == 0
+    assert console.buffer.getvalue().decode(encoding) == shown + "\n"
+
+
+@pytest.mark.parametrize("io_encoding", ["utf-8", "ascii"])
+def test_prompts_are_utf8_in_any_locale(folder, io_encoding):
+    env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    env["PYTHONIOENCODING"] = io_encoding
+    done = run("日本", "--model", folder, "--n-tokens", 9, env=env)
+    wanted = continuation(folder, "日本", 9) + "\n"
+    assert done.stdout == wanted.encode(io_encoding, "backslashreplace")
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("no_color", [None, "1"])
+def test_a_terminal_is_told_which_model_runs_unless_it_was_named(folder, monkeypatch, no_color):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("PICOGPT_MODEL", str(folder))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert main(["a", "--n-tokens", "0"]) == 0
+    line = f"model: {folder}"
+    assert sys.stderr.getvalue() == (f"{line}\n" if no_color else f"\x1b[2m{line}\x1b[0m\n")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert main(["a", "--n-tokens", "0", "--model", str(folder)]) == 0
+    assert sys.stderr.getvalue() == ""
+
+
+def test_end_of_text_in_the_prompt_on_request(folder, monkeypatch):
+    prompts = []
+
+    def remember(ids, *args, **options):
+        prompts.append(ids)
+        return iter([])
+
+    monkeypatch.setattr(generation, "stream", remember)
+    for option in ([], ["--allow-special"]):
+        assert main(["a<|endoftext|>b", "--model", str(folder), *option]) == 0
+    assert prompts[1] == [64, 299, 65]
+    assert prompts[0] == Encoder.from_folder(folder).encode("a<|endoftext|>b")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"picogpt {__version__}\n"

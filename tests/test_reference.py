@@ -1,0 +1,196 @@
+"""Comparisons with the originals: transformers and TensorFlow, on the same weights and files."""
+
+import os
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from picogpt import PicogptError, generate, gpt2, load
+from picogpt.checkpoint import find_checkpoint, read_index, read_tensors
+
+pytestmark = [
+    pytest.mark.reference,
+    pytest.mark.filterwarnings("default"),  # the originals' own
+]
+
+
+@pytest.fixture(scope="session")
+def tf():
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    return pytest.importorskip("tensorflow")
+
+
+@pytest.fixture(scope="session")
+def torch():
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)  # its threads and NumPy's get in each other's way
+    return torch
+
+
+@pytest.fixture(scope="session")
+def make_model(torch):
+    """A function that makes a transformers model, of random weights or of a parameter tree."""
+    transformers = pytest.importorskip("transformers")
+
+    def make(n_vocab, n_ctx, n_embd, n_head, n_layer, params=None, seed=0):
+        torch.manual_seed(seed)
+        config = transformers.GPT2Config(
+            vocab_size=n_vocab,
+            n_positions=n_ctx,
+            n_embd=n_embd,
+            n_head=n_head,
+            n_layer=n_layer,
+            initializer_range=0.2,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        model = transformers.GPT2LMHeadModel(config).eval()
+        if params:
+            weights = {f"transformer.{name}": value for name, value in flatten(params)}
+            weights = {name: torch.tensor(value) for name, value in weights.items()}
+            missing, unexpected = model.load_state_dict(weights, strict=False)
+            assert (missing, unexpected) == (["lm_head.weight"], [])
+            model.tie_weights()
+        return model
+
+    return make
+
+
+def flatten(tree, path=""):
+    """Yields the arrays of a parameter tree under transformers' names."""
+    names = {"g": "weight", "w": "weight", "b": "bias", "blocks": "h"}
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        name = f"{path}.{names.get(key, key)}".lstrip(".")
+        if isinstance(value, dict | list):
+            yield from flatten(value, name)
+        else:
+            yield name if key not in ("wte", "wpe") else f"{name}.weight", value
+
+
+def to_params(model):
+    """The parameter tree of a transformers model."""
+    params = {"blocks": [{} for _ in model.transformer.h]}
+    for name, tensor in model.transformer.named_parameters():
+        *path, last = name.split(".")
+        node = params
+        if path[0] == "h":
+            node, path = params["blocks"][int(path[1])], path[2:]
+        elif path[0] in ("wte", "wpe"):
+            params[path[0]] = tensor.detach().numpy()
+            continue
+        for key in path:
+            node = node.setdefault(key, {})
+        matrix = "w" if tensor.ndim == 2 else "g"
+        node[matrix if last == "weight" else "b"] = tensor.detach().numpy()
+    return params
+
+
+def check_against(torch, model, params, n_head, ids, n_tokens):
+    """Logits within 1e-4 + 2e-6 of the largest; greedy ids the same where two are not as good."""
+    with torch.inference_mode():
+        wanted = model(torch.tensor([ids])).logits[0].numpy()
+        new = generate(ids, params, n_head, n_tokens)
+        after = model(torch.tensor([ids + new[:-1]])).logits[0, len(ids) - 1 :].numpy()
+    found = gpt2(ids, **params, n_head=n_head)
+    assert np.abs(found - wanted).max() <= 1e-4 + 2e-6 * np.abs(wanted).max()
+    second, best = np.sort(after, -1)[:, -2:].T
+    sure = best - second > 1e-3
+    assert len(new) == n_tokens
+    assert sure.mean() > 0.9
+    assert (np.array(new) == after.argmax(-1))[sure].all()
+
+
+SHAPES = [(50, 80, 8, 1, 1), (211, 96, 24, 3, 2), (999, 128, 64, 8, 3), (64, 70, 40, 20, 5)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_models_equal_transformers(torch, make_model, shape, seed):
+    model = make_model(*shape, seed=seed)
+    ids = np.random.default_rng(seed).integers(shape[0], size=6).tolist()
+    check_against(torch, model, to_params(model), shape[3], ids, 64)
+
+
+@pytest.mark.parametrize("text", ["Once upon a time", "The wolf said to the little pig,"])
+def test_tales_equals_transformers(torch, make_model, text):
+    encoder, hparams, params = load("tales")
+    model = make_model(**hparams, params=params)
+    check_against(torch, model, params, hparams["n_head"], encoder.encode(text), 64)
+
+
+def test_tales_in_a_full_window_equals_transformers(torch, make_model):
+    _, hparams, params = load("tales")
+    model = make_model(**hparams, params=params)
+    ids = np.random.default_rng(0).integers(4096, size=256).tolist()
+    check_against(torch, model, params, hparams["n_head"], ids, 1)
+
+
+def write(tf, folder, variables, n_devices=1, **options):
+    """Writes {name: array} with TensorFlow's Saver."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        for i, (name, value) in enumerate(variables.items()):
+            with tf.device(f"/cpu:{i % n_devices}"):
+                v1.get_variable(name, initializer=tf.constant(value))
+        with v1.Session(config=v1.ConfigProto(device_count={"CPU": n_devices})) as session:
+            session.run(v1.global_variables_initializer())
+            saver = v1.train.Saver(sharded=n_devices > 1, **options)
+            saver.save(session, f"{folder}/model.ckpt")
+
+
+def check_files(tf, folder):
+    """Every tensor is what TensorFlow reads, bit for bit."""
+    prefix = find_checkpoint(folder)
+    reader = tf.train.load_checkpoint(str(prefix))
+    index = read_index(prefix)
+    shapes = reader.get_variable_to_shape_map()
+    assert {name: list(entry.shape) for name, entry in index.items()} == shapes
+    assert all(a < b for a, b in pairwise(index))
+    for name, tensor in read_tensors(prefix, index).items():
+        wanted = np.asarray(reader.get_tensor(name))
+        assert tensor.dtype == wanted.dtype
+        assert tensor.shape == wanted.shape
+        assert tensor.tobytes() == wanted.tobytes()
+    return index
+
+
+@pytest.mark.parametrize("name", ["plain", "sharded", "slots", "float16", "bfloat16", "sliced"])
+def test_committed_checkpoints_equal_tensorflows_reading(tf, model_folder, name):
+    assert len(check_files(tf, model_folder(name))) >= 28
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "sliced"])
+def test_what_is_unusual_loads_through_tensorflow(tf, model_folder, expected, name):
+    params = load(model_folder(name)).params
+    wanted = expected["model/wte"]
+    if name == "bfloat16":
+        wanted = tf.cast(tf.cast(wanted, tf.bfloat16), tf.float32).numpy()
+    assert params["wte"].dtype == np.float32
+    assert (params["wte"] == wanted).all()
+
+
+def test_integers_for_weights_are_refused(tf, model_folder, expected):
+    folder = model_folder()
+    tensors = {name: value for name, value in expected.items() if name.startswith("model/")}
+    tensors["model/wpe"] = tensors["model/wpe"].astype(np.int32)
+    write(tf, folder, tensors)
+    with pytest.raises(PicogptError) as error:
+        load(folder)
+    message = "model/wpe: has the type int32; expected a floating-point type"
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("n_devices", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_random_checkpoints_equal_tensorflows_reading(tf, tmp_path, n_devices, seed):
+    """Many names that share beginnings, odd shapes, empty and 0-d tensors, misaligned ones."""
+    rng = np.random.default_rng(seed)
+    variables = {}
+    for i in range(rng.integers(1, 120)):
+        name = "/".join("abc"[c] * n for c, n in rng.integers(1, 3, size=(rng.integers(1, 9), 2)))
+        shape = rng.integers(0 if i % 7 == 0 else 1, 6, size=rng.integers(0, 5))
+        dtype = rng.choice(["float32", "float16", "int8", "int64"], p=[0.6, 0.2, 0.1, 0.1])
+        variables[f"{name}_{i}"] = (100 * rng.normal(size=shape)).astype(dtype)
+    write(tf, tmp_path, variables, n_devices)
+    assert len(check_files(tf, tmp_path)) == len(variables)
