@@ -7,13 +7,16 @@ known to be good, so that --help is instant.
 import argparse
 import codecs
 import io
+import math
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from . import __version__
 from .errors import PicogptError
+from .generation import stream_batch
 from .loader import default_model, find_model, load
 
 EPILOG = """\
@@ -25,6 +28,7 @@ comes with picogpt. The weights folder is $PICOGPT_WEIGHTS, else `picogpt` in th
 
 examples:
   picogpt "Once upon a time" --n-tokens 100
+  picogpt "Once upon a time" --top-k 40 --seed 1
   picogpt "Once upon a time" --model path/to/folder
   printf 'Once upon a time' | picogpt
 """
@@ -44,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda warning, *_: _say(f"warning: {warning}")
-            prompt = sys.stdin.buffer.read() if from_stdin else os.fsencode(args.prompt)
-            _generate(prompt.decode("utf-8", "replace"), args)
+            if from_stdin:
+                args.prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
+            _generate(args)
         return 0
     except KeyboardInterrupt:
-        print(flush=True)
         return 130
     except PicogptError as error:
         _say(f"error: {error}")
@@ -62,54 +66,181 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="picogpt",
+        usage="picogpt [PROMPT] [options]",
         description="Continue a text with GPT-2.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue")
-    parser.add_argument(
-        "--n-tokens",
-        type=_count,
-        default=40,
-        metavar="N",
-        help="tokens to add, a word or a part of one each (default: 40)",
+    whole = _number(int, 0, math.inf, "a whole number, 0 or more")
+    add = parser.add_argument
+    add("prompt", nargs="?", type=_utf8, metavar="PROMPT", help="the text to continue")
+    add("--model", metavar="MODEL", help="tales, 124M, 355M, 774M, 1558M or a folder")
+    add("--version", action="version", version=f"picogpt {__version__}")
+
+    add = parser.add_argument_group("length").add_argument
+    add("--n-tokens", type=whole, default=40, metavar="N", help="add at most N (default: 40)")
+    add(
+        "--stop",
+        type=_stop_text,
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; may be given several times",
     )
-    parser.add_argument(
-        "--model", metavar="NAME|FOLDER", help="tales, 124M, 355M, 774M, 1558M or a folder"
+    add("--no-stop", action="store_true", help="go on after the model ends its text")
+    add(
+        "--overflow",
+        choices=["error", "slide"],
+        default="error",
+        help="beyond the model's window, go on with its newer half in view (default: error)",
     )
-    parser.add_argument(
+
+    add = parser.add_argument_group(
+        "sampling", "Without any of the first four, the likeliest token is taken each time."
+    ).add_argument
+    add(
+        "--temperature",
+        type=_number(float, 0, sys.float_info.max, "a number, 0 or more"),
+        metavar="T",
+        help="divide the logits by T; 0 takes the likeliest (default: 1 with the next three)",
+    )
+    add("--top-k", type=whole, default=0, metavar="K", help="only from the K likeliest tokens")
+    add(
+        "--top-p",
+        type=_number(float, 0, 1, "a number from 0 to 1"),
+        default=1.0,
+        metavar="P",
+        help="only from the fewest likeliest tokens that have the probability P together",
+    )
+    add("--seed", type=whole, metavar="N", help="the same seed gives the same text")
+    add(
+        "--repetition-penalty",
+        type=_number(float, sys.float_info.min, sys.float_info.max, "a number above 0"),
+        default=1.0,
+        metavar="R",
+        help="divide the logits of tokens already in the text by R (default: 1)",
+    )
+    add(
+        "--n-samples",
+        type=_number(int, 1, math.inf, "a whole number, 1 or more"),
+        default=1,
+        metavar="K",
+        help="make K texts side by side (default: 1)",
+    )
+
+    add = parser.add_argument_group("prompt and output").add_argument
+    add("--echo", action="store_true", help="print the prompt before the text")
+    add(
         "--allow-special",
         action="store_true",
         help="read <|endoftext|> in the prompt as the special token, not as text",
     )
-    parser.add_argument("--version", action="version", version=f"picogpt {__version__}")
     return parser
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
-    return int(text)
+def _number(kind: type, low: float, high: float, expected: str) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            if low <= (value := kind(text)) <= high:
+                return value
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+
+    return convert
 
 
-def _generate(prompt: str, args: argparse.Namespace) -> None:
-    from .generation import stream
+def _utf8(argument: str) -> str:
+    """What the shell gave, read as UTF-8 whatever the locale; other bytes become U+FFFD."""
+    return os.fsencode(argument).decode("utf-8", "replace")
 
+
+def _stop_text(argument: str) -> str:
+    if not argument:
+        raise argparse.ArgumentTypeError("'' is in every text")
+    return _utf8(argument)
+
+
+def _generate(args: argparse.Namespace) -> None:
     model = args.model or default_model()
     if not args.model and sys.stderr.isatty():
         dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
         print(f"{dim}model: {find_model(model)}{plain}", file=sys.stderr)
     encoder, hparams, params = load(model)
-    ids = encoder.encode(prompt, allow_special=args.allow_special)
+    ids = encoder.encode(args.prompt, allow_special=args.allow_special)
     end = [] if encoder.end_of_text is None else [encoder.end_of_text]
-    new = stream(ids or end, params, hparams["n_head"], args.n_tokens, stop_ids=end)
+    done: set[int] = set()
+    steps: Iterable[tuple[int, int]] = stream_batch(
+        [ids or end] * args.n_samples,
+        params,
+        hparams["n_head"],
+        args.n_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        repetition_penalty=args.repetition_penalty,
+        seed=args.seed,
+        stop_ids=[] if args.no_stop else end,
+        overflow=args.overflow,
+        done=done,
+    )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for what the terminal cannot show
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a token may end inside a character
-    for token in new:
-        print(decoder.decode(encoder.decode_bytes([token])), end="", flush=True)
-    print(decoder.decode(b"", final=True), flush=True)
+    is_stream = args.n_samples == 1
+    if sys.stderr.isatty() and not (is_stream and sys.stdout.isatty()):
+        from tqdm import tqdm
+
+        steps = tqdm(steps, total=args.n_samples * args.n_tokens, unit=" tokens", leave=False)
+    texts = [_Text(args.stop) for _ in range(args.n_samples)]
+    shown = [args.prompt if args.echo else ""] * args.n_samples
+    try:
+        if is_stream:
+            print(shown[0], end="", flush=True)
+        for row, token in steps:
+            piece = texts[row].add(encoder.decode_bytes([token]))
+            if texts[row].is_complete:
+                done.add(row)
+            shown[row] += piece
+            if is_stream:
+                print(piece, end="", flush=True)
+    finally:  # an interrupt keeps the text so far
+        if is_stream:
+            print(texts[0].end(), flush=True)
+        else:
+            for i, (text, start) in enumerate(zip(texts, shown, strict=True), 1):
+                print(f"=== sample {i} of {args.n_samples} ===\n{start}{text.end()}", flush=True)
+
+
+class _Text:
+    """Turns the bytes of tokens into text: whole characters, and none of a stop text."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.is_complete = False  # it has met a stop text
+        self._stops = stops
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""  # the beginning of a stop text, perhaps
+
+    def add(self, data: bytes) -> str:
+        """Returns what can be shown now."""
+        self._held += self._decoder.decode(data)
+        ends = [(at + len(s), at) for s in self._stops if (at := self._held.find(s)) >= 0]
+        if ends:
+            self.is_complete = True
+            return self._release(min(ends)[1])
+        held = (n for s in self._stops for n in range(len(s)) if self._held.endswith(s[:n]))
+        return self._release(len(self._held) - max(held, default=0))
+
+    def end(self) -> str:
+        """Returns what was held back; a character that is not whole ends in one U+FFFD."""
+        if self.is_complete:
+            return ""
+        self._held += self._decoder.decode(b"", final=True)
+        return self._release(len(self._held))
+
+    def _release(self, n: int) -> str:
+        shown, self._held = self._held[:n], self._held[n:]
+        return shown
 
 
 def _say(message: str) -> None:

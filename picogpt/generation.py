@@ -1,13 +1,23 @@
-"""From logits to new tokens, one after the other."""
+"""From logits to new tokens: how one is picked, and the loop that feeds it back.
 
-from collections.abc import Iterable, Iterator
+There is one loop, for any number of rows at once; `generate` and `stream` run it on one row. It
+owns the cache, so each step computes nothing but the new tokens.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
+from .backend import keep_rows, new_cache
 from .encoder import check_ids
 from .errors import PicogptError
 from .model import gpt2
+
+CHUNK = 256  # tokens of prompts computed at once, so that intermediate results stay in fast memory
 
 
 def generate(
@@ -16,27 +26,54 @@ def generate(
     n_head: int,
     n_tokens_to_generate: int,
     *,
+    temperature: float | None = None,
+    top_k: int | None = 0,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
     stop_ids: Iterable[int] = (),
+    overflow: str = "error",
 ) -> list[int]:
-    """Returns the ids that the model finds most likely to follow, each given all before it.
+    """Returns new ids, each picked from the logits that the model gives for all ids before it.
 
     Args:
         inputs: ids of the prompt, at least one.
         params: the parameter tree of `load`.
         n_head: number of attention heads, `hparams["n_head"]`.
-        n_tokens_to_generate: how many ids to return at most. The last one is never fed to the
-            model, so the prompt and all but one of these must fit its window.
+        n_tokens_to_generate: how many ids, at most. The last one is never fed to the model, so the
+            prompt and all but one of these must fit its window of n_ctx.
+        temperature: divides the logits; 0 is greedy: the likeliest id, the lowest among equals.
+            None is 0, but 1 where top_k, top_p or seed is given.
+        top_k: picks among that many likeliest ids, lower ids first among equals; 0 or None: all.
+        top_p: picks among the fewest likeliest ids whose probabilities sum up to it, at least one.
+            Probabilities are those that temperature and top_k leave.
+        repetition_penalty: divides positive logits of ids that the text has already, multiplies
+            negative ones. Comes before the temperature.
+        seed: the same seed gives the same ids; None gives other ones each time.
         stop_ids: ids that end the text; the one met is not returned.
+        overflow: what to do beyond the window: "error", or "slide": keep the newest n_ctx // 2
+            ids, count their positions from 0, and go on.
 
     Raises:
-        PicogptError: an id or a number is out of range, or the window is too short.
+        PicogptError: an argument is out of range, the window is too short, or the logits are not
+            finite.
 
     >>> from picogpt import load
     >>> encoder, hparams, params = load("tales")
-    >>> generate(encoder.encode("Once upon a time"), params, hparams["n_head"], 2)
-    [...]
+    >>> ids = encoder.encode("Once upon a")
+    >>> encoder.decode(generate(ids, params, hparams["n_head"], 1))
+    ' time'
     """
-    return list(stream(inputs, params, n_head, n_tokens_to_generate, stop_ids=stop_ids))
+    options = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "stop_ids": stop_ids,
+        "overflow": overflow,
+    }
+    return list(stream(inputs, params, n_head, n_tokens_to_generate, **options))
 
 
 def stream(
@@ -44,44 +81,211 @@ def stream(
     params: dict[str, Any],
     n_head: int,
     n_tokens_to_generate: int,
-    *,
-    stop_ids: Iterable[int] = (),
+    **options: Any,
 ) -> Iterator[int]:
-    """Yields the ids that `generate` returns, each as soon as it is known.
+    """Yields the ids that `generate` returns, each as soon as it is known; same arguments.
 
     Raises:
-        PicogptError: at once, not at the first id, for what is wrong with the arguments.
+        PicogptError: as `generate` does; at once, not at the first id, for the arguments.
+    """
+    steps = stream_batch([inputs], params, n_head, n_tokens_to_generate, **options)
+    return (token for _, token in steps)
+
+
+def generate_batch(
+    prompts: Sequence[Iterable[int]],
+    params: dict[str, Any],
+    n_head: int,
+    n_tokens_to_generate: int,
+    **options: Any,
+) -> list[list[int]]:
+    """Returns for each prompt the ids that `generate` returns, computed side by side.
+
+    Prompts may differ in length. With a seed, row i has its own random numbers, whatever the
+    other rows are; row 0 has those of `generate`.
+
+    Args:
+        prompts: a list of ids each.
+        params, n_head, n_tokens_to_generate, options: as for `generate`.
+
+    Raises:
+        PicogptError: as `generate` does.
+    """
+    rows: list[list[int]] = [[] for _ in prompts]
+    for row, token in stream_batch(prompts, params, n_head, n_tokens_to_generate, **options):
+        rows[row].append(token)
+    return rows
+
+
+def stream_batch(
+    prompts: Sequence[Iterable[int]],
+    params: dict[str, Any],
+    n_head: int,
+    n_tokens_to_generate: int,
+    *,
+    done: set[int] | None = None,
+    **options: Any,
+) -> Iterator[tuple[int, int]]:
+    """Yields (row, id) for the ids that `generate_batch` returns, as soon as each is known.
+
+    Args:
+        done: rows to end. The caller may add one at any time; the loop adds those it ends.
     """
     n_vocab, n_ctx = len(params["wte"]), len(params["wpe"])
-    ids = check_ids(inputs, n_vocab)
-    stops = set(check_ids(stop_ids, n_vocab))
-    if not ids:
-        raise PicogptError("inputs: no ids; expected one at least, such as the end-of-text id")
-    if not isinstance(n_tokens_to_generate, int | np.integer) or n_tokens_to_generate < 0:
-        found = f"n_tokens_to_generate: is {n_tokens_to_generate!r:.40}"
-        raise PicogptError(f"{found}; expected a whole number, 0 or more")
-    if n_tokens_to_generate and len(ids) + n_tokens_to_generate - 1 > n_ctx:
-        raise PicogptError(
-            f"prompt is {len(ids)} tokens and {n_tokens_to_generate} more are asked for; "
-            f"the model's window of {n_ctx} leaves room for {max(0, n_ctx + 1 - len(ids))}"
-        )
-    return _decode(ids, params, n_head, n_tokens_to_generate, stops)
+    picking = _Options(**options)
+    stops = set(check_ids(picking.stop_ids, n_vocab))
+    n_tokens = n_tokens_to_generate
+    is_count = isinstance(n_tokens, Integral) and n_tokens >= 0
+    _require("n_tokens_to_generate", n_tokens, is_count, "a whole number, 0 or more")
+    windows = [check_ids(prompt, n_vocab) for prompt in prompts]
+    for ids in windows:
+        if not ids:
+            raise PicogptError("prompt is 0 tokens; expected one at least, such as end of text")
+        if n_tokens and len(ids) + n_tokens - 1 > n_ctx and picking.overflow == "error":
+            raise PicogptError(
+                f"prompt is {len(ids)} tokens and {n_tokens} more are asked for; "
+                f"the model's window of {n_ctx} leaves room for {max(0, n_ctx + 1 - len(ids))}"
+            )
+    done = set() if done is None else done
+    return _decode(windows, params, n_head, n_tokens, picking, stops, done)
 
 
 def _decode(
-    ids: list[int], params: dict[str, Any], n_head: int, n_tokens: int, stops: set[int]
-) -> Iterator[int]:
+    windows: list[list[int]],
+    params: dict[str, Any],
+    n_head: int,
+    n_tokens: int,
+    options: "_Options",
+    stops: set[int],
+    done: set[int],
+) -> Iterator[tuple[int, int]]:
+    n_ctx = len(params["wpe"])
+    rows = list(range(len(windows)))  # those of the batch, the ended ones dropped
+    seen = [set(ids) for ids in windows]
+    seeds = [None if options.seed is None else [options.seed, row] for row in rows]
+    rngs = [np.random.default_rng(seed) for seed in seeds]
+    windows = [_slide(ids, n_ctx) for ids in windows]
+    cache, n_pad = None, np.zeros(len(rows), int)
     for _ in range(n_tokens):
-        token = _pick(gpt2(ids, **params, n_head=n_head)[-1])
-        if token in stops:
+        going = [i for i, row in enumerate(rows) if row not in done]
+        if not going:
             return
-        yield token
-        ids.append(token)
+        if cache is not None and len(going) < len(rows):
+            keep_rows(cache, going)
+            n_pad = n_pad[going]
+        rows = [rows[i] for i in going]
+        if cache is None:
+            logits, cache, n_pad = _prefill([windows[row] for row in rows], params, n_head)
+        else:
+            new = [windows[row][-1:] for row in rows]
+            logits = gpt2(new, **params, n_head=n_head, n_pad=n_pad, cache=cache, last=True)
+        for row, row_logits in zip(rows, logits[:, -1], strict=True):
+            token = _pick(row_logits, options, seen[row], rngs[row])
+            if token in stops:
+                done.add(row)
+                continue
+            yield row, token
+            seen[row].add(token)
+            windows[row].append(token)
+            if len(windows[row]) > n_ctx:
+                windows[row] = _slide(windows[row], n_ctx)
+                cache = None  # positions have changed, so all rows start again
 
 
-def _pick(logits: np.ndarray) -> int:
-    """The id with the highest logit, the lowest id among equals."""
-    token = int(logits.argmax())
-    if np.isnan(logits[token]):
-        raise PicogptError("logits: are not numbers (nan); the weights are damaged")
-    return token
+def _slide(ids: list[int], n_ctx: int) -> list[int]:
+    """The ids that the window keeps: all, or where they are too many, the newest n_ctx // 2."""
+    return ids if len(ids) <= n_ctx else ids[-max(1, n_ctx // 2) :]
+
+
+def _prefill(
+    windows: list[list[int]], params: dict[str, Any], n_head: int
+) -> tuple[Any, dict[str, Any], np.ndarray]:
+    """Computes rows from their beginnings, padded on the left, some tokens at a time.
+
+    Returns the logits after the last tokens [n_rows, 1, n_vocab], the cache, and the number of
+    padding tokens of each row.
+    """
+    n_seq = max(map(len, windows))
+    n_pad = np.array([n_seq - len(ids) for ids in windows])
+    padded = np.array([[0] * (n_seq - len(ids)) + ids for ids in windows])
+    cache = new_cache(params, n_head, n_rows=len(windows))
+    step = max(1, CHUNK // len(windows))
+    for start in range(0, n_seq, step):
+        ids = padded[:, start : start + step]
+        logits = gpt2(ids, **params, n_head=n_head, n_pad=n_pad, cache=cache, last=True)
+    return logits, cache, n_pad
+
+
+def _require(name: str, value: Any, is_good: bool, expected: str) -> None:
+    if not is_good:
+        raise PicogptError(f"{name}: is {value!r:.40}; expected {expected}")
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options of `generate`, checked."""
+
+    temperature: float | None = None
+    top_k: int | None = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop_ids: Iterable[int] = ()
+    overflow: str = "error"
+
+    def __post_init__(self) -> None:
+        t, k, p = self.temperature, self.top_k, self.top_p
+        r, s = self.repetition_penalty, self.seed
+        positive = "a number above 0, and finite"
+        whole = "a whole number, 0 or more"
+        ok = t is None or (isinstance(t, Real) and 0 <= t < math.inf)
+        _require("temperature", t, ok, "a number, 0 or more, and finite")
+        _require("top_k", k, k is None or (isinstance(k, Integral) and k >= 0), whole)
+        _require("top_p", p, isinstance(p, Real) and 0 <= p <= 1, "a number from 0 to 1")
+        _require("repetition_penalty", r, isinstance(r, Real) and 0 < r < math.inf, positive)
+        _require("seed", s, s is None or (isinstance(s, Integral) and s >= 0), whole)
+        _require("overflow", self.overflow, self.overflow in ("error", "slide"), "error or slide")
+
+    def is_greedy(self) -> bool:
+        if self.temperature is None:
+            return not self.top_k and self.top_p == 1 and self.seed is None
+        return self.temperature == 0
+
+
+def _pick(logits: np.ndarray, options: _Options, seen: set[int], rng: np.random.Generator) -> int:
+    """Picks an id by its logit [n_vocab]; takes one random number, or none if greedy."""
+    if not np.isfinite(logits.max()):
+        raise PicogptError("logits: nan or infinite; the weights are damaged")
+    if options.repetition_penalty != 1:
+        said, penalty = list(seen), float(options.repetition_penalty)
+        logits = logits.copy()
+        logits[said] = np.where(logits[said] < 0, logits[said] * penalty, logits[said] / penalty)
+    if options.is_greedy():
+        return int(logits.argmax())
+    temperature = 1.0 if options.temperature is None else float(options.temperature)
+    ids, probabilities = _candidates(logits, temperature, options.top_k, options.top_p)
+    cumulative = probabilities.cumsum()
+    at = np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")
+    return int(ids[min(at, len(ids) - 1)])
+
+
+def _candidates(
+    logits: np.ndarray, temperature: float, top_k: int | None, top_p: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids that may be picked, and what is left of their probabilities, in proportion."""
+    ids = np.arange(len(logits))
+    if top_k and top_k < len(ids):
+        least = np.partition(logits, -top_k)[-top_k]
+        better, equal = (logits > least).nonzero()[0], (logits == least).nonzero()[0]
+        ids = np.concatenate([better, equal])[:top_k]
+    scores = logits[ids].astype(np.float64)
+    with np.errstate(over="ignore"):  # a tiny temperature leaves the best ids alone, at exp(0)
+        probabilities = np.exp((scores - scores.max()) / temperature)
+    probabilities /= probabilities.sum()
+    if top_p < 1:
+        # All ids below this make up less than 1 - top_p together; only the others need sorting.
+        likely = (probabilities >= (1 - top_p) / len(ids)).nonzero()[0]
+        likely = likely[np.argsort(-probabilities[likely], kind="stable")]
+        n_kept = 1 + np.searchsorted(probabilities[likely].cumsum(), top_p)
+        ids, probabilities = ids[likely[:n_kept]], probabilities[likely[:n_kept]]
+    return ids, probabilities

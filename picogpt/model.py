@@ -3,27 +3,38 @@
 Read from the top: each function uses only those above it, and takes its weights under the names
 they have in the checkpoint, so that `**block`, `**attn` and so on bind the parameter tree (drawn
 in `loader.py`). Leading batch axes are allowed everywhere. What comes in as float32 goes out as
-float32, because constants are Python floats. Arrays of any library will do (see `backend.py`);
-none that a caller gave is written to.
+float32, because constants are Python floats. Arrays of any library will do (see `backend.py`).
+Nothing that a caller gave is written to, but for the cache; `+=` and the like only change arrays
+that the function has just made, which saves the time of making another.
 
 Sources: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); openai/gpt-2,
 src/model.py; Vaswani et al., "Attention Is All You Need" (2017), for the equations.
 
-Shapes: n_seq tokens, n_embd channels, n_head heads of d_head = n_embd / n_head channels each.
+Shapes: n_seq tokens, n_embd channels, n_head heads of d_head = n_embd / n_head channels each;
+n_q tokens are computed now, n_k = n_past + n_q are seen, the n_past from the cache among them.
 """
 
 import math
 
-from .backend import array_module
+from .backend import array_module, remember
 
 
 def gelu(x):
-    """Gaussian error linear unit, in the tanh form that GPT-2 was trained with.
+    """Gaussian error linear unit, in the tanh form that GPT-2 was trained with:
+    0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))
 
     [...] -> [...] (Hendrycks and Gimpel, 2016, section 2)
     """
-    tanh = array_module(x).tanh
-    return 0.5 * x * (1.0 + tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+    inner = x * x
+    inner *= 0.044715
+    inner += 1.0
+    inner *= x
+    inner *= math.sqrt(2.0 / math.pi)
+    y = array_module(x).tanh(inner)
+    y += 1.0
+    y *= x
+    y *= 0.5
+    return y
 
 
 def softmax(x):
@@ -32,7 +43,8 @@ def softmax(x):
     [..., n] -> [..., n]
     """
     exp_x = array_module(x).exp(x - x.max(axis=-1, keepdims=True))
-    return exp_x / exp_x.sum(axis=-1, keepdims=True)
+    exp_x /= exp_x.sum(axis=-1, keepdims=True)
+    return exp_x
 
 
 def layer_norm(x, g, b, eps=1e-5):
@@ -40,9 +52,13 @@ def layer_norm(x, g, b, eps=1e-5):
 
     x [..., n_embd], g and b [n_embd] -> [..., n_embd] (Ba et al., 2016)
     """
-    centred = x - x.mean(axis=-1, keepdims=True)
-    variance = (centred * centred).mean(axis=-1, keepdims=True)
-    return centred / array_module(x).sqrt(variance + eps) * g + b
+    n_embd = x.shape[-1]
+    y = x - x.sum(axis=-1, keepdims=True) / n_embd
+    variance = (y * y).sum(axis=-1, keepdims=True) / n_embd
+    y /= array_module(x).sqrt(variance + eps)
+    y *= g
+    y += b
+    return y
 
 
 def linear(x, w, b):
@@ -50,7 +66,9 @@ def linear(x, w, b):
 
     x [..., n_in], w [n_in, n_out], b [n_out] -> [..., n_out]
     """
-    return (x.reshape(-1, x.shape[-1]) @ w + b).reshape(*x.shape[:-1], w.shape[-1])
+    y = x.reshape(-1, x.shape[-1]) @ w
+    y += b
+    return y.reshape(*x.shape[:-1], w.shape[-1])
 
 
 def ffn(x, c_fc, c_proj):
@@ -64,44 +82,55 @@ def ffn(x, c_fc, c_proj):
 def attention(q, k, v, mask):
     """Scaled dot-product attention; query i sees key j where mask[i, j].
 
-    q [..., n_q, d_head], k and v [..., n_k, d_head], mask [n_q, n_k] -> [..., n_q, d_head]
+    q [..., n_q, d_head], k and v [..., n_k, d_head], mask [..., n_q, n_k] -> [..., n_q, d_head]
     (Vaswani et al., equation 1)
     """
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    scores = q / math.sqrt(q.shape[-1]) @ k.swapaxes(-1, -2)
     return softmax(array_module(q).where(mask, scores, -math.inf)) @ v
 
 
-def mha(x, c_attn, c_proj, n_head, mask):
-    """Multi-head causal self-attention, all heads at once.
+def mha(x, c_attn, c_proj, n_head, mask, past=None, n_past=0):
+    """Multi-head causal self-attention, all heads at once; `past` is this layer's cache.
 
-    x [..., n_seq, n_embd], mask [n_seq, n_seq] -> [..., n_seq, n_embd] (Vaswani et al., 3.2.2)
+    x [..., n_q, n_embd], mask [..., n_q, n_k] -> [..., n_q, n_embd] (Vaswani et al., 3.2.2)
     """
-    move = array_module(x).moveaxis
-    qkv = linear(x, **c_attn).reshape(*x.shape[:-1], 3, n_head, -1)
-    q, k, v = move(qkv, (-3, -2), (0, -3))  # each [..., n_head, n_seq, d_head]
-    heads = attention(q, k, v, mask)
-    return linear(move(heads, -3, -2).reshape(x.shape), **c_proj)
+    qkv = linear(x, **c_attn).reshape(*x.shape[:-1], 3 * n_head, -1).swapaxes(-2, -3)
+    q, k, v = (qkv[..., i : i + n_head, :, :] for i in range(0, 3 * n_head, n_head))
+    if past is not None:
+        k, v = remember(past, n_past, k, v)
+    heads = attention(q, k, v, mask)  # [..., n_head, n_q, d_head]
+    return linear(heads.swapaxes(-2, -3).reshape(x.shape), **c_proj)
 
 
-def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask):
+def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask, past=None, n_past=0):
     """One layer: attention, then the feed-forward network, each added to the residual stream.
 
-    x [..., n_seq, n_embd] -> [..., n_seq, n_embd]
+    x [..., n_q, n_embd], mask [..., n_q, n_k] -> [..., n_q, n_embd]
     """
-    x = x + mha(layer_norm(x, **ln_1), **attn, n_head=n_head, mask=mask)
-    return x + ffn(layer_norm(x, **ln_2), **mlp)
+    x = x + mha(layer_norm(x, **ln_1), **attn, n_head=n_head, mask=mask, past=past, n_past=n_past)
+    x += ffn(layer_norm(x, **ln_2), **mlp)
+    return x
 
 
-def gpt2(inputs, wte, wpe, blocks, ln_f, n_head):
+def gpt2(inputs, wte, wpe, blocks, ln_f, n_head, *, n_pad=0, cache=None, last=False):
     """Token ids to logits: row i scores every token of the vocabulary as the one after inputs[i].
 
-    inputs [n_seq] or [batch, n_seq], integers, n_seq <= n_ctx -> [..., n_seq, n_vocab]
+    With a cache (see `new_cache`), inputs are the tokens after those it has seen. The first n_pad
+    tokens of all, or of each row ([batch]), are padding. With `last`, only the last row is made.
+
+    inputs [n_q] or [batch, n_q], integers, n_past + n_q <= n_ctx -> [..., n_q, n_vocab]
     """
     xp = array_module(wte)
     ids = xp.asarray(inputs)
-    positions = xp.arange(ids.shape[-1])
-    mask = positions <= positions[:, None]  # [n_seq, n_seq]: key j where j <= i, no later ones
-    x = wte[ids] + wpe[positions]
-    for block in blocks:
-        x = transformer_block(x, **block, n_head=n_head, mask=mask)
-    return linear(layer_norm(x, **ln_f), wte.T, 0.0)
+    n_past, pasts = (cache["n_past"], cache["blocks"]) if cache else (0, [None] * len(blocks))
+    keys = xp.arange(n_past + ids.shape[-1])
+    queries, pads = keys[n_past:, None], xp.asarray(n_pad)[..., None, None, None]
+    # By position: no key that comes later; padding for padding only, which must see something.
+    mask = (keys <= queries) & ((keys >= pads) | (queries < pads))
+    x = wte[ids] + wpe[xp.maximum(keys[n_past:] - pads[..., 0, 0], 0)]
+    for block, past in zip(blocks, pasts, strict=True):
+        x = transformer_block(x, **block, n_head=n_head, mask=mask, past=past, n_past=n_past)
+    if cache:
+        cache["n_past"] += ids.shape[-1]
+    x = layer_norm(x[..., -1:, :] if last else x, **ln_f)
+    return linear(x, wte.T, 0.0)

@@ -64,7 +64,7 @@ def test_the_first_token_that_it_does_not(params, n_prompt, n_tokens, room):
 @pytest.mark.parametrize(
     ("inputs", "options", "message"),
     [
-        ([], {}, "inputs: no ids; expected one at least, such as the end-of-text id"),
+        ([], {}, "prompt is 0 tokens; expected one at least, such as end of text"),
         ([1, -1], {}, "ids[1]: is -1; expected 0 to 299"),
         ([300], {}, "ids[0]: is 300; expected 0 to 299"),
         ([[1, 2]], {}, "ids[0]: is a list; expected an integer"),
@@ -84,7 +84,7 @@ def test_nan_in_the_weights_is_an_error_and_no_token(params):
     params["ln_f"]["b"] = np.full(16, np.nan, np.float32)
     with pytest.raises(PicogptError) as error:
         generate([1], params, 4, 1)
-    assert str(error.value) == "logits: are not numbers (nan); the weights are damaged"
+    assert str(error.value) == "logits: nan or infinite; the weights are damaged"
 
 
 def test_equal_logits_give_the_lowest_id(params):
