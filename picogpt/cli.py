@@ -195,8 +195,8 @@ def _generate(args: argparse.Namespace) -> None:
     texts = [_Text(args.stop) for _ in range(args.n_samples)]
     shown = [args.prompt if args.echo else ""] * args.n_samples
     try:
-        if is_stream:
-            print(shown[0], end="", flush=True)
+        if is_stream and args.echo:
+            print(args.prompt, end="", flush=True)
         for row, token in steps:
             piece = texts[row].add(encoder.decode_bytes([token]))
             if texts[row].is_complete:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from picogpt import Encoder, __version__, cli, generate, generation, load, loader
+from picogpt import Encoder, __version__, cli, generate, generate_batch, load, loader
 from picogpt.cli import main
 
 
@@ -56,7 +56,7 @@ def test_forty_tokens_by_default(capsys):
 def test_text_is_streamed_in_whole_characters(folder, monkeypatch):
     """Each token is written and flushed as it comes, except bytes that end inside a character."""
     ids = [*Encoder.from_folder(folder).encode("a日b"), 123, 127]  # and two bytes of no character
-    monkeypatch.setattr(generation, "stream", lambda *args, **options: iter(ids))
+    monkeypatch.setattr(cli, "stream_batch", lambda *args, **_: ((0, token) for token in ids))
     written = []
 
     class Terminal(io.StringIO):
@@ -104,7 +104,7 @@ def test_an_empty_prompt_starts_from_the_end_of_text(folder, capsys):
 def test_every_prompt_can_be_spelt(folder, monkeypatch, arguments, text):
     """A given prompt never touches stdin; bytes from the shell are read as UTF-8."""
     prompts = []
-    monkeypatch.setattr(cli, "_generate", lambda prompt, args: prompts.append(prompt))
+    monkeypatch.setattr(cli, "_generate", lambda args: prompts.append(args.prompt))
     monkeypatch.setattr(sys, "stdin", None)
     assert main(arguments) == 0
     assert prompts == [text]
@@ -116,7 +116,7 @@ def test_every_prompt_can_be_spelt(folder, monkeypatch, arguments, text):
 )
 def test_a_prompt_from_stdin_is_taken_byte_for_byte(arguments, data, text, monkeypatch):
     prompts = []
-    monkeypatch.setattr(cli, "_generate", lambda prompt, args: prompts.append(prompt))
+    monkeypatch.setattr(cli, "_generate", lambda args: prompts.append(args.prompt))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="cp1252"))
     assert main(arguments) == 0
     assert prompts == [text]
@@ -196,10 +196,10 @@ def test_other_exceptions_keep_their_traceback(monkeypatch):
 def test_an_interrupt_keeps_the_text_and_exits_with_130(folder, capsys, monkeypatch):
 
     def interrupted(*args, **options):
-        yield 64
+        yield 0, 64
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(generation, "stream", interrupted)
+    monkeypatch.setattr(cli, "stream_batch", interrupted)
     assert main(["x", "--model", str(folder)]) == 130
     assert capsys.readouterr() == ("a\n", "")
 
@@ -225,7 +225,7 @@ def test_a_full_disk_is_one_line(folder):
 )
 def test_a_console_that_is_not_utf8_shows_what_it_can(folder, monkeypatch, encoding, shown):
     ids = Encoder.from_folder(folder).encode("é日")
-    monkeypatch.setattr(generation, "stream", lambda *args, **options: iter(ids))
+    monkeypatch.setattr(cli, "stream_batch", lambda *args, **_: ((0, token) for token in ids))
     console = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", console)
     assert main(["x", "--model", str(folder)]) == 0
@@ -252,6 +252,7 @@ def test_a_terminal_is_told_which_model_runs_unless_it_was_named(folder, monkeyp
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_color:
         monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert main(["a", "--n-tokens", "0"]) == 0
     line = f"model: {folder}"
@@ -264,11 +265,11 @@ def test_a_terminal_is_told_which_model_runs_unless_it_was_named(folder, monkeyp
 def test_end_of_text_in_the_prompt_on_request(folder, monkeypatch):
     prompts = []
 
-    def remember(ids, *args, **options):
-        prompts.append(ids)
+    def remember(batch, *args, **options):
+        prompts.extend(batch)
         return iter([])
 
-    monkeypatch.setattr(generation, "stream", remember)
+    monkeypatch.setattr(cli, "stream_batch", remember)
     for option in ([], ["--allow-special"]):
         assert main(["a<|endoftext|>b", "--model", str(folder), *option]) == 0
     assert prompts[1] == [64, 299, 65]
@@ -280,3 +281,174 @@ def test_version(capsys):
         main(["--version"])
     assert exit_.value.code == 0
     assert capsys.readouterr().out == f"picogpt {__version__}\n"
+
+
+def test_sampling_flags_reach_the_api(folder, capsys):
+    flags = "--temperature 0.8 --top-k 50 --top-p 0.9 --repetition-penalty 1.2 --seed 7"
+    assert main(["the king", "--model", str(folder), "--n-tokens", "20", *flags.split()]) == 0
+    encoder, _, params = load(folder)
+    options = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 7}
+    new = generate(encoder.encode("the king"), params, 4, 20, stop_ids=[299], **options)
+    assert capsys.readouterr() == (encoder.decode(new) + "\n", "")
+
+
+def test_the_same_seed_gives_the_same_text_in_two_processes(folder):
+    flags = ["--seed", 5, "--n-tokens", 20, "--model", folder]
+    assert run("the king", *flags).stdout == run("the king", *flags).stdout != b""
+
+
+@pytest.mark.parametrize("text", ["amy:", " x", "日", "a\n"])
+def test_echo_is_the_prompt_and_the_text_byte_for_byte(folder, text):
+    flags = ["--n-tokens", 9, "--model", folder]
+    alone, echoed = run(text, *flags).stdout, run(text, *flags, "--echo").stdout
+    assert echoed == text.encode() + alone
+
+
+def test_beyond_the_window(folder, capsys):
+    flags = ["--model", str(folder), "--n-tokens", "99"]
+    assert main(["the king", *flags]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "the model's window of 32 leaves room for" in err
+    assert main(["the king", *flags, "--overflow", "slide"]) == 0
+    assert len(capsys.readouterr().out) > 32
+
+
+def says(monkeypatch, *rows):
+    """Has the model say texts, a token a character, whatever the prompt is."""
+
+    def steps(prompts, *args, done, **options):
+        assert len(prompts) == len(rows)
+        for i in range(max(map(len, rows))):
+            for row, text in enumerate(rows):
+                if i < len(text) and row not in done:
+                    taken.append(text[i])
+                    yield row, text[i]
+
+    taken = []
+    monkeypatch.setattr(cli, "stream_batch", steps)
+    encoder = type("Bytes", (), {"end_of_text": None})()
+    encoder.encode = lambda text, **_: [0]
+    encoder.decode_bytes = lambda ids: ids[0] if isinstance(ids[0], bytes) else ids[0].encode()
+    model = loader.Model(encoder, {"n_head": 1}, {})
+    monkeypatch.setattr(cli, "load", lambda name: model)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "shown", "n_taken"),
+    [
+        ("one two three", ["two"], "one ", 7),
+        ("one two three", ["three", "e t"], "on", 5),
+        ("one two three", ["x"], "one two three", 13),
+        ("one two three", ["threes"], "one two three", 13),
+        ("aaab", ["aab"], "a", 4),
+        ("xabc", ["abc", "b"], "xa", 3),
+        ("one", ["one"], "", 3),
+        ("日本語", ["本"], "日", 2),
+    ],
+)
+def test_a_stop_text_ends_the_text_before_it(capsys, monkeypatch, text, stops, shown, n_taken):
+    taken = says(monkeypatch, text)
+    assert main(["p", *(flag for stop in stops for flag in ("--stop", stop))]) == 0
+    assert capsys.readouterr() == (shown + "\n", "")
+    assert len(taken) == n_taken
+    # The same where the text comes in one piece.
+    says(monkeypatch, [text])
+    assert main(["p", *(flag for stop in stops for flag in ("--stop", stop))]) == 0
+    assert capsys.readouterr() == (shown + "\n", "")
+
+
+def test_nothing_of_a_stop_text_is_shown_while_streaming(monkeypatch):
+    says(monkeypatch, "a st stop")
+    pieces = []
+    monkeypatch.setattr("builtins.print", lambda *text, **_: pieces.append("".join(text)))
+    assert main(["p", "--stop", "stop"]) == 0
+    assert "".join(pieces) == "a st "
+    assert pieces[:5] == ["a", " ", "", "", "st "]
+
+
+def test_no_stop_goes_on_after_the_end_of_text(folder, monkeypatch):
+    stops = []
+
+    def remember(*args, stop_ids, **options):
+        stops.append(stop_ids)
+        return iter([])
+
+    monkeypatch.setattr(cli, "stream_batch", remember)
+    for flags in ([], ["--no-stop"]):
+        assert main(["a", "--model", str(folder), *flags]) == 0
+    assert stops == [[299], []]
+
+
+def test_samples_are_the_rows_of_a_batch(folder, capsys):
+    flags = "--n-tokens 20 --seed 3 --n-samples 3 --echo"
+    assert main(["the king", "--model", str(folder), *flags.split()]) == 0
+    encoder, _, params = load(folder)
+    ids = encoder.encode("the king")
+    rows = generate_batch([ids] * 3, params, 4, 20, seed=3, stop_ids=[299])
+    parts = [
+        f"=== sample {i} of 3 ===\nthe king{encoder.decode(row)}\n" for i, row in enumerate(rows, 1)
+    ]
+    assert capsys.readouterr() == ("".join(parts), "")
+    assert len(set(parts)) == 3
+
+
+def test_a_sample_that_meets_a_stop_text_ends(capsys, monkeypatch):
+    taken = says(monkeypatch, "ab.cdef", "uvwxyz")
+    assert main(["p", "--n-samples", "2", "--stop", "."]) == 0
+    assert capsys.readouterr().out == "=== sample 1 of 2 ===\nab\n=== sample 2 of 2 ===\nuvwxyz\n"
+    assert "c" not in taken
+
+
+def test_an_interrupt_keeps_all_samples(capsys, monkeypatch):
+    def steps(*args, **options):
+        yield from [(0, "a"), (1, "b"), (0, b"\xe6\x97")]
+        raise KeyboardInterrupt
+
+    says(monkeypatch, "", "")
+    monkeypatch.setattr(cli, "stream_batch", steps)
+    assert main(["p", "--n-samples", "2"]) == 130
+    out = capsys.readouterr().out
+    assert out == "=== sample 1 of 2 ===\na\ufffd\n=== sample 2 of 2 ===\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("out_is_tty", "flags", "has_bar"),
+    [(True, [], False), (False, [], True), (True, ["--n-samples", "2"], True)],
+)
+def test_progress_is_shown_where_text_is_not(folder, monkeypatch, out_is_tty, flags, has_bar):
+    class Terminal(io.StringIO):
+        def __init__(self, is_tty):
+            super().__init__()
+            self.is_tty = is_tty
+
+        def isatty(self):
+            return self.is_tty
+
+    monkeypatch.setattr(sys, "stdout", Terminal(out_is_tty))
+    monkeypatch.setattr(sys, "stderr", Terminal(True))
+    assert main(["the", "--n-tokens", "9", "--model", str(folder), *flags]) == 0
+    assert ("tokens" in sys.stderr.getvalue()) == has_bar
+    assert "\r" not in sys.stdout.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--temperature -1", "--temperature: '-1' is not a number, 0 or more"),
+        ("--temperature nan", "--temperature: 'nan' is not a number, 0 or more"),
+        ("--temperature inf", "--temperature: 'inf' is not a number, 0 or more"),
+        ("--top-p 1.5", "--top-p: '1.5' is not a number from 0 to 1"),
+        ("--top-k -2", "--top-k: '-2' is not a whole number, 0 or more"),
+        ("--seed x", "--seed: 'x' is not a whole number, 0 or more"),
+        ("--repetition-penalty 0", "--repetition-penalty: '0' is not a number above 0"),
+        ("--n-samples 0", "--n-samples: '0' is not a whole number, 1 or more"),
+        ("--stop=", "--stop: '' is in every text"),
+    ],
+)
+def test_flags_out_of_range_are_usage_errors(capsys, flags, message):
+    with pytest.raises(SystemExit) as exit_:
+        main(["a", *flags.split()])
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"picogpt: error: argument {message}"

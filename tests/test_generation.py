@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from picogpt import PicogptError, generate, load, stream
+from picogpt import PicogptError, generate, generate_batch, generation, gpt2, load, stream
+from picogpt.generation import stream_batch
 
 
 @pytest.fixture
@@ -90,3 +91,278 @@ def test_nan_in_the_weights_is_an_error_and_no_token(params):
 def test_equal_logits_give_the_lowest_id(params):
     params["wte"] = np.zeros((300, 16), np.float32)
     assert generate([5], params, 4, 2) == [0, 0]
+
+
+def uncached(ids, params, n_head, n_tokens, overflow="error"):
+    """Greedy decoding as a learner would write it, with all of the window computed each time."""
+    n_ctx = len(params["wpe"])
+    window, new = list(ids), []
+    for _ in range(n_tokens):
+        if len(window) > n_ctx:
+            assert overflow == "slide"
+            window = window[-(n_ctx // 2) :]
+        new.append(int(gpt2(window, **params, n_head=n_head)[-1].argmax()))
+        window.append(new[-1])
+    return new
+
+
+def prompts_of(lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(300, size=n).tolist() for n in lengths]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 256])
+def test_cached_equals_uncached_however_the_prompt_is_cut(params, monkeypatch, chunk):
+    monkeypatch.setattr(generation, "CHUNK", chunk)
+    for ids in prompts_of([1, 2, 13, 24]):
+        assert generate(ids, params, 4, 9) == uncached(ids, params, 4, 9)
+
+
+@pytest.mark.parametrize("lengths", [[7, 5], [5, 7], [7, 7], [1, 24], [24, 1, 3, 24, 2], [4], []])
+@pytest.mark.parametrize("chunk", [1, 8, 256])
+def test_a_batch_equals_the_single_runs(params, monkeypatch, lengths, chunk):
+    monkeypatch.setattr(generation, "CHUNK", chunk)
+    prompts = prompts_of(lengths)
+    copies = [list(prompt) for prompt in prompts]
+    assert generate_batch(prompts, params, 4, 9) == [generate(p, params, 4, 9) for p in prompts]
+    assert prompts == copies
+
+
+def test_rows_that_end_early_change_nothing_and_cost_nothing(params, monkeypatch):
+    prompts = prompts_of([3, 9, 20, 6])
+    stop = generate(prompts[1], params, 4, 3)[2]
+    wanted = [generate(p, params, 4, 9, stop_ids=[stop]) for p in prompts]
+    widths = []
+
+    def watched(inputs, *args, **options):
+        widths.append(np.shape(inputs))
+        return gpt2(inputs, *args, **options)
+
+    monkeypatch.setattr(generation, "gpt2", watched)
+    assert generate_batch(prompts, params, 4, 9, stop_ids=[stop]) == wanted
+    assert sorted(map(len, wanted))[0] < sorted(map(len, wanted))[-1] == 9
+    # The prompts in one pass; then for each row as many tokens as it fed back.
+    assert widths[0] == (4, 20)
+    assert sum(n_rows for n_rows, _ in widths[1:]) == sum(min(len(w), 8) for w in wanted)
+
+
+def test_all_rows_may_end(params, expected):
+    prompts = [expected["ids"]] * 3
+    assert generate_batch(prompts, params, 4, 8, stop_ids=[0]) == [[113, 96]] * 3
+    assert generate_batch(prompts, params, 4, 8, stop_ids=[113]) == [[], [], []]
+
+
+def test_the_caller_may_end_a_row(params):
+    prompts, done, new = prompts_of([3, 9]), set(), [[], []]
+    for row, token in stream_batch(prompts, params, 4, 9, done=done):
+        new[row].append(token)
+        if len(new[1]) == 2:
+            done.add(1)
+    assert new == [generate(prompts[0], params, 4, 9), generate(prompts[1], params, 4, 2)]
+
+
+@pytest.mark.parametrize("n_prompt", [1, 15, 16, 31, 32, 33, 80])
+def test_beyond_the_window_cached_equals_uncached(params, n_prompt):
+    (ids,) = prompts_of([n_prompt])
+    window = ids if n_prompt <= 32 else ids[-16:]
+    found = generate(ids, params, 4, 90, overflow="slide")
+    assert found == uncached(window, params, 4, 90, "slide")
+    assert len(set(found)) > 2
+
+
+def test_beyond_the_window_a_batch_equals_the_single_runs(params):
+    prompts = prompts_of([1, 15, 31, 40])
+    options = {"overflow": "slide", "seed": 5}
+    found = generate_batch(prompts, params, 4, 70, **options)
+    assert found[0] == generate(prompts[0], params, 4, 70, **options)
+    greedy = generate_batch(prompts, params, 4, 70, overflow="slide")
+    assert greedy == [generate(p, params, 4, 70, overflow="slide") for p in prompts]
+
+
+def test_a_window_of_one_token_slides(params):
+    params["wpe"] = params["wpe"][:1]
+    assert len(generate([5, 6, 7], params, 4, 3, overflow="slide")) == 3
+
+
+def kept(logits, temperature=1.0, top_k=0, top_p=1.0):
+    ids, probabilities = generation._candidates(
+        np.log(np.array(logits)).astype(np.float32), temperature, top_k, top_p
+    )
+    assert probabilities.min() >= 0
+    return sorted(ids.tolist())
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "top_p", "ids"),
+    [
+        ([0.09, 0.5, 0.41], 0.9, [1, 2]),
+        ([0.4, 0.3, 0.2, 0.1], 0.8, [0, 1, 2]),
+        ([0.4, 0.3, 0.2, 0.1], 0.0, [0]),
+        ([0.1, 0.2, 0.3, 0.4], 0.0, [3]),
+        ([0.25] * 4, 0.0, [0]),
+        ([0.25] * 4, 0.6, [0, 1, 2]),
+        ([0.4, 0.3, 0.2, 0.1], 1.0, [0, 1, 2, 3]),
+        ([0.4, 0.3, 0.2, 0.1], 0.999999, [0, 1, 2, 3]),
+    ],
+)
+def test_top_p_keeps_the_token_that_crosses(probabilities, top_p, ids):
+    assert kept(probabilities, top_p=top_p) == ids
+
+
+@pytest.mark.parametrize(
+    ("logits", "top_k", "ids"),
+    [
+        ([3, 2, 2, 1], 2, [0, 1]),
+        ([2, 2, 2, 3], 2, [0, 3]),
+        ([1, 1, 1, 1], 3, [0, 1, 2]),
+        ([1, 2, 3, 4], 1, [3]),
+        ([1, 2, 3, 4], 4, [0, 1, 2, 3]),
+        ([1, 2, 3, 4], 99, [0, 1, 2, 3]),
+        ([1, 2, 3, 4], 0, [0, 1, 2, 3]),
+        ([1, 2, 3, 4], None, [0, 1, 2, 3]),
+    ],
+)
+def test_top_k_keeps_exactly_k_the_lower_id_first(logits, top_k, ids):
+    assert kept(np.exp(logits), top_k=top_k) == ids
+
+
+def test_top_p_counts_what_temperature_and_top_k_leave():
+    probabilities = [0.5, 0.3, 0.1, 0.1]
+    assert kept(probabilities, top_p=0.6) == [0, 1]
+    assert kept(probabilities, top_k=2, top_p=0.6) == [0]
+    assert kept(probabilities, temperature=0.1, top_p=0.6) == [0]
+    assert kept(probabilities, temperature=9.0, top_p=0.6) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, [0.05, 0.4, 0.25, 0.2, 0.1]),
+        ({"top_k": 3}, [0, 0.4 / 0.85, 0.25 / 0.85, 0.2 / 0.85, 0]),
+        ({"top_p": 0.6}, [0, 0.4 / 0.65, 0.25 / 0.65, 0, 0]),
+        ({"temperature": 0.5}, np.square([0.05, 0.4, 0.25, 0.2, 0.1]) / 0.275),
+    ],
+)
+def test_frequencies_of_2000_draws(options, wanted):
+    logits = np.log(np.array([0.05, 0.4, 0.25, 0.2, 0.1], np.float32))
+    picking = generation._Options(seed=0, **options)
+    rng = np.random.default_rng(7)
+    drawn = [generation._pick(logits, picking, set(), rng) for _ in range(2000)]
+    for token, p in enumerate(wanted):
+        assert abs(drawn.count(token) - 2000 * p) <= 4 * np.sqrt(2000 * p * (1 - p))
+
+
+def test_the_repetition_penalty_divides_and_multiplies():
+    logits = np.array([2.0, 1.5, -1.0, -1.2], np.float32)
+    rng = np.random.default_rng(0)
+
+    def greedy(penalty, seen):
+        options = generation._Options(repetition_penalty=penalty)
+        return generation._pick(logits, options, set(seen), rng)
+
+    assert greedy(1.0, [0]) == 0
+    assert greedy(1.3, [0]) == 0
+    assert greedy(1.4, [0]) == 1
+    assert greedy(1.4, [0, 1]) == 0
+    assert generation._pick(-logits[:2], generation._Options(repetition_penalty=1.4), {1}, rng) == 0
+    assert logits.tolist() == np.array([2.0, 1.5, -1.0, -1.2], np.float32).tolist()
+
+
+def test_the_penalty_counts_prompt_and_text(params, expected):
+    ids = expected["ids"].tolist()
+    new = generate(ids, params, 4, 9, repetition_penalty=1e9)
+    assert len(set(ids + new)) == len(set(ids)) + 9
+    assert generate(ids, params, 4, 8, repetition_penalty=1) == expected["greedy"].tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0},
+        {"temperature": 0.0, "seed": 3, "top_k": 5},
+        {"temperature": 1e-6, "seed": 3},
+        {"temperature": 5e-324},
+        {"top_k": 1},
+        {"top_p": 0.0},
+        {"top_k": None},
+        {"temperature": None, "top_k": 0, "top_p": 1, "seed": None},
+    ],
+)
+def test_what_is_greedy(params, expected, options):
+    assert generate(expected["ids"], params, 4, 8, **options) == expected["greedy"].tolist()
+
+
+@pytest.mark.parametrize("options", [{"seed": 0}, {"top_k": 50}, {"top_p": 0.99}])
+def test_what_samples_by_itself(options):
+    assert not generation._Options(**options).is_greedy()
+
+
+def test_the_same_seed_gives_the_same_ids(params):
+    (ids,) = prompts_of([5])
+    first = generate(ids, params, 4, 20, seed=1)
+    assert generate(ids, params, 4, 20, seed=1) == first
+    assert generate(ids, params, 4, 20, seed=np.int64(1), temperature=1.0) == first
+    assert generate(ids, params, 4, 20, seed=2) != first
+    assert generate(ids, params, 4, 20, temperature=1.0) != generate(
+        ids, params, 4, 20, temperature=1.0
+    )
+
+
+def test_the_same_seed_gives_the_same_ids_without_a_cache(params):
+    (ids,) = prompts_of([5])
+    options = generation._Options(seed=4, top_k=40, temperature=0.8)
+    rng, window = np.random.default_rng([4, 0]), list(ids)
+    for _ in range(20):
+        logits = gpt2(window, **params, n_head=4)[-1]
+        window.append(generation._pick(logits, options, set(), rng))
+    assert generate(ids, params, 4, 20, seed=4, top_k=40, temperature=0.8) == window[5:]
+
+
+def test_a_row_does_not_depend_on_its_neighbours(params):
+    prompts = prompts_of([5, 9, 2])
+    batch = generate_batch(prompts, params, 4, 20, seed=3)
+    assert batch[0] == generate(prompts[0], params, 4, 20, seed=3)
+    assert generate_batch(prompts[::-1], params, 4, 20, seed=3)[1] == batch[1]
+    assert generate_batch([prompts[0]] * 2, params, 4, 20, seed=3)[0] == batch[0]
+    same = generate_batch([prompts[0]] * 2, params, 4, 20, seed=3)
+    assert same[0] != same[1]
+
+
+def test_the_global_random_state_is_left_alone(params):
+    before = np.random.get_state()
+    generate([1], params, 4, 5, seed=1)
+    after = np.random.get_state()
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1}, "temperature: is -1; expected a number, 0 or more, and finite"),
+        ({"temperature": np.nan}, "temperature: is nan; expected a number, 0 or more, and finite"),
+        ({"temperature": np.inf}, "temperature: is inf; expected a number, 0 or more, and finite"),
+        ({"temperature": "1"}, "temperature: is '1'; expected a number, 0 or more, and finite"),
+        ({"top_k": -1}, "top_k: is -1; expected a whole number, 0 or more"),
+        ({"top_k": 1.5}, "top_k: is 1.5; expected a whole number, 0 or more"),
+        ({"top_p": 1.1}, "top_p: is 1.1; expected a number from 0 to 1"),
+        ({"top_p": -0.1}, "top_p: is -0.1; expected a number from 0 to 1"),
+        ({"top_p": np.nan}, "top_p: is nan; expected a number from 0 to 1"),
+        (
+            {"repetition_penalty": 0},
+            "repetition_penalty: is 0; expected a number above 0, and finite",
+        ),
+        ({"seed": -1}, "seed: is -1; expected a whole number, 0 or more"),
+        ({"seed": 1.0}, "seed: is 1.0; expected a whole number, 0 or more"),
+        ({"overflow": "wrap"}, "overflow: is 'wrap'; expected error or slide"),
+    ],
+)
+def test_options_are_checked(params, options, message):
+    for call in (generate, stream):
+        with pytest.raises(PicogptError) as error:
+            call([1], params, 4, 1, **options)
+        assert str(error.value) == message
+
+
+def test_an_option_that_does_not_exist_is_a_type_error(params):
+    with pytest.raises(TypeError, match="temprature"):
+        stream([1], params, 4, 1, temprature=1.0)

@@ -5,8 +5,10 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from picogpt import load, model
+from picogpt import load, loader, model, new_cache
 from picogpt.model import attention, gelu, gpt2, layer_norm, linear, softmax
 
 SOURCE = model.__spec__.loader.get_source("picogpt.model")
@@ -23,6 +25,24 @@ def tiny(model_folder):
 def same(found, expected):
     """The measure of agreement: 1e-4, and 2e-6 of the largest logit."""
     return np.abs(found - expected).max() <= 1e-4 + 2e-6 * np.abs(expected).max()
+
+
+def random_model(rng):
+    """A small model: -> params, n_head. Weights are large, so that a mistake shows."""
+    n_head = int(rng.integers(1, 5))
+    hparams = {
+        "n_vocab": int(rng.integers(2, 60)),
+        "n_ctx": int(rng.integers(1, 40)),
+        "n_embd": n_head * int(rng.integers(1, 9)),
+        "n_layer": int(rng.integers(1, 4)),
+        "n_head": n_head,
+    }
+
+    def leaf(name, shape):
+        value = rng.normal(name.endswith("g"), 0.4, shape)
+        return (value[0] if len(shape) == 3 else value).astype(np.float32)
+
+    return loader._parameter_tree(hparams, leaf), n_head
 
 
 def float64(tree):
@@ -169,6 +189,61 @@ def test_nothing_that_was_passed_is_changed(tiny, expected):
         return (a == b).all()
 
     assert equal(params, copy)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.data())
+def test_cached_chunked_one_by_one_batched_and_plain_runs_agree(seed, data):
+    params, n_head = random_model(np.random.default_rng(seed))
+    n_vocab, n_ctx = len(params["wte"]), len(params["wpe"])
+    lengths = st.lists(st.integers(1, n_ctx), min_size=1, max_size=4)
+    rows = [data.draw(st.lists(st.integers(0, n_vocab - 1), min_size=n, max_size=n))
+            for n in data.draw(lengths)]  # fmt: skip
+    plain = [gpt2(row, **params, n_head=n_head) for row in rows]
+    for row, wanted in zip(rows, plain, strict=True):
+        cache, chunks = new_cache(params, n_head), []
+        while (start := cache["n_past"]) < len(row):
+            chunk = row[start : start + data.draw(st.integers(1, len(row)))]
+            chunks.append(gpt2(chunk, **params, n_head=n_head, cache=cache))
+        assert same(np.concatenate(chunks), wanted)
+        assert {a.dtype for past in cache["blocks"] for a in past.values()} == {np.dtype("f4")}
+        cache = new_cache(params, n_head)
+        singles = [gpt2([token], **params, n_head=n_head, cache=cache) for token in row]
+        assert same(np.concatenate(singles), wanted)
+    longest = max(map(len, rows))
+    n_pad = np.array([longest - len(row) for row in rows])
+    padded = [[0] * (longest - len(row)) + row for row in rows]
+    cut = data.draw(st.integers(1, longest))
+    cache = new_cache(params, n_head, n_rows=len(rows))
+    parts = [np.array(padded)[:, :cut], np.array(padded)[:, cut:]]
+    batch = np.concatenate(
+        [gpt2(p, **params, n_head=n_head, n_pad=n_pad, cache=cache) for p in parts if p.size], 1
+    )
+    uncached = gpt2(padded, **params, n_head=n_head, n_pad=n_pad)
+    assert np.isfinite(batch).all()  # of the padding, too
+    for n, in_batch, alone, wanted in zip(n_pad, batch, uncached, plain, strict=True):
+        assert same(in_batch[n:], wanted)
+        assert same(alone[n:], wanted)
+
+
+def test_last_gives_the_last_row_only(tiny, expected):
+    ids = expected["ids"]
+    found = gpt2(ids, **tiny.params, n_head=4, last=True)
+    assert found.shape == (1, 300)
+    assert same(found[0], expected["logits"][-1])
+    assert gpt2([ids, ids], **tiny.params, n_head=4, last=True).shape == (2, 1, 300)
+
+
+def test_a_cache_has_room_for_the_window_from_the_start(tiny):
+    cache = new_cache(tiny.params, 4)
+    assert cache["n_past"] == 0
+    assert [past["k"].shape for past in cache["blocks"]] == [(4, 32, 4)] * 2
+    arrays = [past[name] for past in cache["blocks"] for name in "kv"]
+    gpt2(range(31), **tiny.params, n_head=4, cache=cache)
+    gpt2([1], **tiny.params, n_head=4, cache=cache)
+    assert cache["n_past"] == 32
+    assert all(a is b for a, b in zip(arrays, (past[name] for past in cache["blocks"] for name in "kv"), strict=True))  # fmt: skip # noqa: E501
+    assert new_cache(tiny.params, 4, n_rows=3)["blocks"][0]["v"].shape == (3, 4, 32, 4)
 
 
 def test_the_forward_pass_is_at_most_60_code_lines():

@@ -6,8 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from picogpt import PicogptError, generate, gpt2, load
+from picogpt import PicogptError, generate, generate_batch, gpt2, load
 from picogpt.checkpoint import find_checkpoint, read_index, read_tensors
+from picogpt.generation import _candidates
 
 pytestmark = [
     pytest.mark.reference,
@@ -194,3 +195,53 @@ def test_random_checkpoints_equal_tensorflows_reading(tf, tmp_path, n_devices, s
         variables[f"{name}_{i}"] = (100 * rng.normal(size=shape)).astype(dtype)
     write(tf, tmp_path, variables, n_devices)
     assert len(check_files(tf, tmp_path)) == len(variables)
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 5, 40, 10_000])
+@pytest.mark.parametrize("top_p", [0.0, 0.05, 0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
+def test_the_kept_ids_equal_transformers_warpers(torch, temperature, top_k, top_p):
+    """And so do the probabilities that are left. No ties here: in those, ours keep exactly k."""
+    from transformers.generation import logits_process as warpers
+
+    for seed in range(10):
+        logits = np.random.default_rng(seed).normal(0, 3, 5000).astype(np.float32)
+        scores = warpers.TemperatureLogitsWarper(temperature)(None, torch.tensor(logits)[None])
+        if top_k:
+            scores = warpers.TopKLogitsWarper(top_k)(None, scores)
+        if top_p < 1.0:
+            scores = warpers.TopPLogitsWarper(top_p)(None, scores)
+        wanted = scores.softmax(-1)[0].numpy()
+        ids, probabilities = _candidates(logits, temperature, top_k, top_p)
+        assert sorted(ids.tolist()) == np.isfinite(scores[0].numpy()).nonzero()[0].tolist()
+        assert np.abs(probabilities / probabilities.sum() - wanted[ids]).max() < 1e-5
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3])
+def test_the_repetition_penalty_equals_transformers(torch, make_model, penalty):
+    model = make_model(211, 96, 24, 3, 2)
+    ids = [3, 141, 59, 26]
+    new = model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, 4, dtype=torch.int64),
+        max_new_tokens=40,
+        do_sample=False,
+        repetition_penalty=penalty,
+        pad_token_id=0,
+    )[0, 4:].tolist()
+    assert generate(ids, to_params(model), 3, 40, repetition_penalty=penalty) == new
+
+
+def test_a_batch_of_tales_equals_transformers(torch, make_model):
+    encoder, hparams, params = load("tales")
+    model = make_model(**hparams, params=params)
+    texts = ["Once upon a time", "The wolf", "There was a poor miller who had three daughters, and"]
+    prompts = [encoder.encode(text) for text in texts]
+    rows = generate_batch(prompts, params, hparams["n_head"], 64)
+    for ids, row in zip(prompts, rows, strict=True):
+        with torch.inference_mode():
+            after = model(torch.tensor([ids + row[:-1]])).logits[0, len(ids) - 1 :].numpy()
+        second, best = np.sort(after, -1)[:, -2:].T
+        sure = best - second > 1e-3
+        assert sure.mean() > 0.9
+        assert (np.array(row) == after.argmax(-1))[sure].all()
