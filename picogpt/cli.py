@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_number(int, 1, math.inf, "a whole number, 1 or more"),
         default=1,
         metavar="K",
-        help="make K texts side by side (default: 1)",
+        help="make K texts side by side, sampled (default: 1)",
     )
 
     add = parser.add_argument_group("prompt and output").add_argument
@@ -170,13 +170,14 @@ def _generate(args: argparse.Namespace) -> None:
     encoder, hparams, params = load(model)
     ids = encoder.encode(args.prompt, allow_special=args.allow_special)
     end = [] if encoder.end_of_text is None else [encoder.end_of_text]
+    samples = args.n_samples > 1  # several texts are of use only if they differ
     done: set[int] = set()
     steps: Iterable[tuple[int, int]] = stream_batch(
         [ids or end] * args.n_samples,
         params,
         hparams["n_head"],
         args.n_tokens,
-        temperature=args.temperature,
+        temperature=1.0 if samples and args.temperature is None else args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,
         repetition_penalty=args.repetition_penalty,
@@ -187,29 +188,27 @@ def _generate(args: argparse.Namespace) -> None:
     )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for what the terminal cannot show
-    is_stream = args.n_samples == 1
-    if sys.stderr.isatty() and not (is_stream and sys.stdout.isatty()):
+    if sys.stderr.isatty() and (samples or not sys.stdout.isatty()):
         from tqdm import tqdm
 
         steps = tqdm(steps, total=args.n_samples * args.n_tokens, unit=" tokens", leave=False)
     texts = [_Text(args.stop) for _ in range(args.n_samples)]
     shown = [args.prompt if args.echo else ""] * args.n_samples
     try:
-        if is_stream and args.echo:
+        if args.echo and not samples:
             print(args.prompt, end="", flush=True)
         for row, token in steps:
             piece = texts[row].add(encoder.decode_bytes([token]))
             if texts[row].is_complete:
                 done.add(row)
             shown[row] += piece
-            if is_stream:
+            if not samples:
                 print(piece, end="", flush=True)
     finally:  # an interrupt keeps the text so far
-        if is_stream:
-            print(texts[0].end(), flush=True)
-        else:
-            for i, (text, start) in enumerate(zip(texts, shown, strict=True), 1):
-                print(f"=== sample {i} of {args.n_samples} ===\n{start}{text.end()}", flush=True)
+        for i, (text, start) in enumerate(zip(texts, shown, strict=True), 1):
+            if samples:
+                print(f"=== sample {i} of {args.n_samples} ===\n{start}", end="")
+            print(text.end(), flush=True)
 
 
 class _Text:

@@ -394,6 +394,14 @@ def test_samples_are_the_rows_of_a_batch(folder, capsys):
     assert len(set(parts)) == 3
 
 
+def test_samples_differ_unless_the_temperature_is_0(folder, capsys):
+    flags = ["--model", str(folder), "--n-tokens", "20", "--n-samples", "2"]
+    for more, n_texts in (([], 2), (["--temperature", "0"], 1)):
+        assert main(["the king", *flags, *more]) == 0
+        parts = capsys.readouterr().out.replace("=== sample 1 of 2 ===\n", "")
+        assert len(set(parts.split("=== sample 2 of 2 ===\n"))) == n_texts
+
+
 def test_a_sample_that_meets_a_stop_text_ends(capsys, monkeypatch):
     taken = says(monkeypatch, "ab.cdef", "uvwxyz")
     assert main(["p", "--n-samples", "2", "--stop", "."]) == 0

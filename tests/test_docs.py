@@ -1,0 +1,81 @@
+"""What the documents say is so."""
+
+import doctest
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import picogpt
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def shell(command, **options):
+    environment = os.environ | {"COLUMNS": "80"}
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True,
+        check=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        **options,
+    ).stdout.decode()
+
+
+def test_the_first_command_prints_what_the_readme_shows(tmp_path):
+    command, _, output = BLOCKS[0][1].partition("\n")
+    assert command == '$ pip install . && picogpt "Once upon a time" --n-tokens 40'
+    run = ["picogpt", "Once upon a time", "--n-tokens", "40"]
+    assert shell(run, cwd=tmp_path) == output
+
+
+def test_the_options_are_those_of_help():
+    assert shell(["picogpt", "--help"]) in [text for _, text in BLOCKS]
+
+
+def test_python_examples_run(capsys):
+    names = {}
+    examples = [text for language, text in BLOCKS if language == "python"]
+    assert len(examples) == 3
+    for text in examples:
+        exec(text, names)
+    assert names["logits"].shape == (1, 4096)
+    assert len(capsys.readouterr().out.splitlines()) >= 2
+
+
+def test_ci_runs_the_readmes_test_command():
+    commands = [text[2:].strip() for _, text in BLOCKS if text.startswith("$ ")]
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert len(commands) == 2
+    assert commands[1] in ci
+
+
+def test_files_that_the_readme_links_to_are_there():
+    links = re.findall(r"\]\((?!https?:)([^)]+)\)", README)
+    assert len(links) > 8
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["encoder", "loader", "generation", "backend"])
+def test_examples_in_docstrings(name):
+    results = doctest.testmod(importlib.import_module(f"picogpt.{name}"))
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+def test_the_example_of_the_package():
+    assert doctest.testmod(picogpt).failed == 0
+
+
+def test_public_functions_have_docstrings_with_a_sentence():
+    for name in picogpt.__all__:
+        doc = getattr(picogpt, name).__doc__
+        assert doc
+        assert doc.split("\n\n")[0].rstrip().endswith((".", ":", "]"))
