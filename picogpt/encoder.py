@@ -11,7 +11,6 @@ import heapq
 import operator
 from collections.abc import Iterable
 from functools import lru_cache
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 
@@ -104,8 +103,7 @@ class Encoder:
         if strange := set("".join(self.encoder)) - CHARACTER_TO_BYTE.keys():
             raise PicogptError(f"a token holds {min(strange)!r}; expected what stands for bytes")
         for pair, rank in self._ranks.items():
-            left, _, right = pair.partition(" ")
-            if not {left, right, left + right} <= self.encoder.keys():
+            if pair.count(" ") != 1 or pair.replace(" ", "") not in self.encoder:
                 found = f"merge {rank + 1} is {pair!r}"
                 raise PicogptError(f"{found}; expected two tokens that join to a third")
 
@@ -130,6 +128,8 @@ class Encoder:
     @classmethod
     def gpt2(cls) -> "Encoder":
         """The vocabulary of the official GPT-2 models, 50,257 tokens, which comes with picogpt."""
+        from importlib import resources
+
         folder = resources.files("picogpt").joinpath("vocabulary")
         with resources.as_file(folder) as path:
             return cls.from_folder(path)

@@ -6,9 +6,8 @@ owns the cache, so each step computes nothing but the new tokens.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -133,6 +132,7 @@ def stream_batch(
     """
     n_vocab, n_ctx = len(params["wte"]), len(params["wpe"])
     picking = _Options(**options)
+    picking.check()
     stops = set(check_ids(picking.stop_ids, n_vocab))
     n_tokens = n_tokens_to_generate
     is_count = isinstance(n_tokens, Integral) and n_tokens >= 0
@@ -162,8 +162,7 @@ def _decode(
     n_ctx = len(params["wpe"])
     rows = list(range(len(windows)))  # those of the batch, the ended ones dropped
     seen = [set(ids) for ids in windows]
-    seeds = [None if options.seed is None else [options.seed, row] for row in rows]
-    rngs = [np.random.default_rng(seed) for seed in seeds]
+    rngs = [None if options.is_greedy() else options.random_numbers(row) for row in rows]
     windows = [_slide(ids, n_ctx) for ids in windows]
     cache, n_pad = None, np.zeros(len(rows), int)
     for _ in range(n_tokens):
@@ -221,9 +220,8 @@ def _require(name: str, value: Any, is_good: bool, expected: str) -> None:
         raise PicogptError(f"{name}: is {value!r:.40}; expected {expected}")
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The options of `generate`, checked."""
+class _Options(NamedTuple):
+    """The options of `generate`."""
 
     temperature: float | None = None
     top_k: int | None = 0
@@ -233,16 +231,15 @@ class _Options:
     stop_ids: Iterable[int] = ()
     overflow: str = "error"
 
-    def __post_init__(self) -> None:
-        t, k, p = self.temperature, self.top_k, self.top_p
-        r, s = self.repetition_penalty, self.seed
-        positive = "a number above 0, and finite"
+    def check(self) -> None:
+        t, k, p, r, s = self[:5]
         whole = "a whole number, 0 or more"
         ok = t is None or (isinstance(t, Real) and 0 <= t < math.inf)
         _require("temperature", t, ok, "a number, 0 or more, and finite")
         _require("top_k", k, k is None or (isinstance(k, Integral) and k >= 0), whole)
         _require("top_p", p, isinstance(p, Real) and 0 <= p <= 1, "a number from 0 to 1")
-        _require("repetition_penalty", r, isinstance(r, Real) and 0 < r < math.inf, positive)
+        ok = isinstance(r, Real) and 0 < r < math.inf
+        _require("repetition_penalty", r, ok, "a number above 0, and finite")
         _require("seed", s, s is None or (isinstance(s, Integral) and s >= 0), whole)
         _require("overflow", self.overflow, self.overflow in ("error", "slide"), "error or slide")
 
@@ -251,16 +248,21 @@ class _Options:
             return not self.top_k and self.top_p == 1 and self.seed is None
         return self.temperature == 0
 
+    def random_numbers(self, row: int) -> "np.random.Generator":
+        return np.random.default_rng(None if self.seed is None else [self.seed, row])
 
-def _pick(logits: np.ndarray, options: _Options, seen: set[int], rng: np.random.Generator) -> int:
-    """Picks an id by its logit [n_vocab]; takes one random number, or none if greedy."""
+
+def _pick(
+    logits: np.ndarray, options: _Options, seen: set[int], rng: "np.random.Generator | None"
+) -> int:
+    """Picks an id by its logit [n_vocab]: with one random number, or the best if there are none."""
     if not np.isfinite(logits.max()):
         raise PicogptError("logits: nan or infinite; the weights are damaged")
     if options.repetition_penalty != 1:
         said, penalty = list(seen), float(options.repetition_penalty)
         logits = logits.copy()
         logits[said] = np.where(logits[said] < 0, logits[said] * penalty, logits[said] / penalty)
-    if options.is_greedy():
+    if rng is None:
         return int(logits.argmax())
     temperature = 1.0 if options.temperature is None else float(options.temperature)
     ids, probabilities = _candidates(logits, temperature, options.top_k, options.top_p)

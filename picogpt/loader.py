@@ -22,7 +22,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,6 +117,8 @@ def find_model(model: str | Path, weights_dir: str | Path | None = None) -> Path
         PicogptError: no model is called that, or the official one is not in the weights folder.
     """
     if model in BUNDLED:
+        from importlib import resources
+
         return Path(str(resources.files("picogpt.weights") / str(model)))
     if model in OFFICIAL:
         folder = weights_folder(weights_dir) / str(model)
