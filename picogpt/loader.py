@@ -117,9 +117,7 @@ def find_model(model: str | Path, weights_dir: str | Path | None = None) -> Path
         PicogptError: no model is called that, or the official one is not in the weights folder.
     """
     if model in BUNDLED:
-        from importlib import resources
-
-        return Path(str(resources.files("picogpt.weights") / str(model)))
+        return _bundled_folder() / model
     if model in OFFICIAL:
         folder = weights_folder(weights_dir) / str(model)
         try:
@@ -135,6 +133,15 @@ def find_model(model: str | Path, weights_dir: str | Path | None = None) -> Path
         names = ", ".join(BUNDLED + OFFICIAL)
         raise PicogptError(f"{model}: neither a model nor a folder; the models are {names}")
     return folder
+
+
+def _bundled_folder() -> Path:
+    from importlib import resources
+
+    try:
+        return Path(str(resources.files("picogpt.weights")))
+    except ModuleNotFoundError:  # Python took picogpt from its source tree, the folder it runs in
+        return Path(str(resources.files("picogpt"))).parent / "weights"
 
 
 def _read_hparams(path: Path) -> dict[str, int]:

@@ -1,11 +1,13 @@
 """Which folder a name means, and checkpoints that fit or are refused in one line."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import picogpt
 from picogpt import PicogptError, gpt2, load, loader
 from picogpt.loader import OFFICIAL_FILES, default_model, find_model, weights_folder
 
@@ -290,6 +292,13 @@ def test_the_default_model(tmp_path, monkeypatch):
     assert default_model() == "tales"
     monkeypatch.setenv("PICOGPT_MODEL", "some/folder")
     assert default_model() == "some/folder"
+
+
+def test_the_bundled_model_is_found_in_a_source_tree_too(monkeypatch):
+    installed = find_model("tales")
+    monkeypatch.setitem(sys.modules, "picogpt.weights", None)
+    assert find_model("tales") == Path(picogpt.__path__[0]).parent / "weights" / "tales"
+    assert installed.name == "tales"
 
 
 def test_the_bundled_model():
