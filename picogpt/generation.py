@@ -16,7 +16,7 @@ from .encoder import check_ids
 from .errors import PicogptError
 from .model import gpt2
 
-CHUNK = 256  # tokens of prompts computed at once, so that intermediate results stay in fast memory
+CHUNK = 128  # tokens of prompts computed at once, so that intermediate results stay in fast memory
 
 
 def generate(

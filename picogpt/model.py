@@ -4,8 +4,7 @@ Read from the top: each function uses only those above it, and takes its weights
 they have in the checkpoint, so that `**block`, `**attn` and so on bind the parameter tree (drawn
 in `loader.py`). Leading batch axes are allowed everywhere. What comes in as float32 goes out as
 float32, because constants are Python floats. Arrays of any library will do (see `backend.py`).
-Nothing that a caller gave is written to, but for the cache; `+=` and the like only change arrays
-that the function has just made, which saves the time of making another.
+Nothing that a caller gave is written to, but for the cache.
 
 Sources: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); openai/gpt-2,
 src/model.py; Vaswani et al., "Attention Is All You Need" (2017), for the equations.
@@ -25,12 +24,12 @@ def gelu(x):
 
     [...] -> [...] (Hendrycks and Gimpel, 2016, section 2)
     """
-    inner = x * x
-    inner *= 0.044715
-    inner += 1.0
-    inner *= x
-    inner *= math.sqrt(2.0 / math.pi)
-    y = array_module(x).tanh(inner)
+    y = 0.044715 * x  # from here on in place, which takes half the time for many rows
+    y *= x
+    y += 1.0
+    y *= x
+    y *= math.sqrt(2.0 / math.pi)
+    y = array_module(x).tanh(y)
     y += 1.0
     y *= x
     y *= 0.5
@@ -43,8 +42,7 @@ def softmax(x):
     [..., n] -> [..., n]
     """
     exp_x = array_module(x).exp(x - x.max(axis=-1, keepdims=True))
-    exp_x /= exp_x.sum(axis=-1, keepdims=True)
-    return exp_x
+    return exp_x / exp_x.sum(axis=-1, keepdims=True)
 
 
 def layer_norm(x, g, b, eps=1e-5):
@@ -53,22 +51,18 @@ def layer_norm(x, g, b, eps=1e-5):
     x [..., n_embd], g and b [n_embd] -> [..., n_embd] (Ba et al., 2016)
     """
     n_embd = x.shape[-1]
-    y = x - x.sum(axis=-1, keepdims=True) / n_embd
-    variance = (y * y).sum(axis=-1, keepdims=True) / n_embd
-    y /= array_module(x).sqrt(variance + eps)
-    y *= g
-    y += b
-    return y
+    centred = x - x.sum(axis=-1, keepdims=True) / n_embd
+    variance = (centred * centred).sum(axis=-1, keepdims=True) / n_embd
+    return centred / array_module(x).sqrt(variance + eps) * g + b
 
 
-def linear(x, w, b):
+def linear(x, w, b=None):
     """A fully connected layer, as one product of two matrices whatever the leading axes.
 
-    x [..., n_in], w [n_in, n_out], b [n_out] -> [..., n_out]
+    x [..., n_in], w [n_in, n_out], b [n_out] or none -> [..., n_out]
     """
     y = x.reshape(-1, x.shape[-1]) @ w
-    y += b
-    return y.reshape(*x.shape[:-1], w.shape[-1])
+    return (y if b is None else y + b).reshape(*x.shape[:-1], w.shape[-1])
 
 
 def ffn(x, c_fc, c_proj):
@@ -108,8 +102,7 @@ def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask, past=None, n_past=
     x [..., n_q, n_embd], mask [..., n_q, n_k] -> [..., n_q, n_embd]
     """
     x = x + mha(layer_norm(x, **ln_1), **attn, n_head=n_head, mask=mask, past=past, n_past=n_past)
-    x += ffn(layer_norm(x, **ln_2), **mlp)
-    return x
+    return x + ffn(layer_norm(x, **ln_2), **mlp)
 
 
 def gpt2(inputs, wte, wpe, blocks, ln_f, n_head, *, n_pad=0, cache=None, last=False):
@@ -133,4 +126,4 @@ def gpt2(inputs, wte, wpe, blocks, ln_f, n_head, *, n_pad=0, cache=None, last=Fa
     if cache:
         cache["n_past"] += ids.shape[-1]
     x = layer_norm(x[..., -1:, :] if last else x, **ln_f)
-    return linear(x, wte.T, 0.0)
+    return linear(x, wte.T)

@@ -114,6 +114,7 @@ def test_linear_works_on_the_last_axis():
     rng = np.random.default_rng(0)
     x, w, b = rng.normal(size=(2, 3, 4)), rng.normal(size=(4, 5)), rng.normal(size=5)
     assert np.allclose(linear(x, w, b), np.einsum("bsi,io->bso", x, w) + b)
+    assert np.allclose(linear(x, w), np.einsum("bsi,io->bso", x, w))
 
 
 def test_attention_of_a_query_that_sees_one_key_is_that_value():
