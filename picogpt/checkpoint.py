@@ -28,13 +28,21 @@ from .errors import PicogptError, read_text, refuse_pointer
 MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48
 TRAILER_BYTES = 5  # of a block: the kind of compression, and the checksum
-MAX_INDEX_BYTES = 16 << 20  # that of the largest GPT-2 with an optimizer's slots has 0.1 MB
+MAX_INDEX_BYTES = 2 << 20  # that of the largest GPT-2 with an optimizer's slots has 0.1 MB
 MAX_NAME_BYTES = 1024
-MAX_TENSORS = 100_000
+MAX_KEYS = 50_000
 MAX_AXES = 8
 # By their numbers in tensorflow/core/framework/types.proto: the types read here, some others.
 DTYPES = {1: "f4", 19: "f2"}
 OTHER_DTYPES = {2: "float64", 3: "int32", 7: "string", 9: "int64", 10: "bool", 14: "bfloat16"}
+
+# The line of a state file that counts, and the escapes in its string.
+STATE = re.compile(
+    r"""^\s*model_checkpoint_path\s*:\s*(?P<quote>["'])(?P<path>(?:\\.|(?!(?P=quote))[^\\])*)"""
+    r"""(?P=quote)""",
+    re.MULTILINE,
+)
+ESCAPE = re.compile(r"\\([0-7]{1,3}|.)", re.DOTALL)
 
 
 class Entry(NamedTuple):
@@ -62,7 +70,8 @@ def find_checkpoint(folder: Path) -> Path:
     Raises:
         PicogptError: there is none, or no telling which.
     """
-    found = sorted(path.name.removesuffix(".index") for path in folder.glob("*.index"))
+    indexes = sorted(path for path in folder.glob("*.index") if path.is_file())
+    found = [path.name.removesuffix(".index") for path in indexes]
     names = ", ".join(found) or "none"
     state = folder / "checkpoint"
     if not state.is_file():
@@ -72,16 +81,24 @@ def find_checkpoint(folder: Path) -> Path:
             f"{folder}: found {names} of the files *.index; expected one, "
             "or a file `checkpoint` that names one"
         )
-    line = re.search(r'^\s*model_checkpoint_path\s*:\s*"(.*)"', read_text(state), re.MULTILINE)
+    line = STATE.search(read_text(state))
     if not line:
         raise PicogptError(f"{state}: names no model_checkpoint_path; found {names}")
-    # A name holds what is not ASCII as octal escapes; any other backslash separates folders.
-    last = re.split(r"/|\\(?![0-3][0-7]{2})", line[1])[-1].encode()
-    unescaped = re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), last)
-    name = unescaped.decode("utf-8", "replace")
+    name = re.split(r"[/\\]", ESCAPE.sub(_unescape, line["path"]))[-1]
+    name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if name not in found:
-        raise PicogptError(f"{state}: names {name}; {name}.index is missing; found {names}")
+        raise PicogptError(
+            f"{state}: names {name:.100}; {name:.100}.index is missing; found {names}"
+        )
     return folder / name
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    """A character as protocol buffers' text writes it; an octal one is a byte of UTF-8."""
+    code = escape[1]
+    if code[0] in "01234567":
+        return bytes([int(code, 8) & 0xFF]).decode("utf-8", "surrogateescape")
+    return {"n": "\n", "r": "\r", "t": "\t"}.get(code, code if code in "\\'\"" else escape[0])
 
 
 def read_index(prefix: Path) -> dict[str, Entry]:
@@ -142,6 +159,8 @@ def read_tensors(
 
 def _map(file: Path, size: int) -> np.ndarray:
     """The bytes of a file that must have `size` of them or more."""
+    if file.exists() and not file.is_file():  # to open a pipe would wait for ever
+        raise PicogptError(f"{file}: is no file; expected one of {size} bytes")
     with file.open("rb") as opened:
         found = opened.seek(0, 2)
         if found < size:
@@ -175,12 +194,14 @@ def _read_entries(data: bytes, prefix: Path) -> dict[str, Entry]:
     if key or not 1 <= n_shards < 100_000 or byte_order > 1:
         raise _DamagedError("has no proper header")
     entries: dict[str, Entry] = {}
-    for key, value in table:
+    for i, (key, value) in enumerate(table):
+        if i == MAX_KEYS:
+            raise _DamagedError(f"has more than {MAX_KEYS} names")
         if key.startswith(b"\0"):
             continue  # a slice of a tensor, whose own entry says that it has slices
         name = key.decode("utf-8", "replace")
-        if not name.isprintable() or len(entries) == MAX_TENSORS:
-            raise _DamagedError("has a name that is not text, or too many names")
+        if not name.isprintable():
+            raise _DamagedError("has a name that is not text")
         fields = _fields(value)
         shard, offset, size = (_number(fields, number) for number in (3, 4, 5))
         shape = tuple(_number(axis, 1) for part in _parts(fields, 2) for axis in _parts(part, 2))

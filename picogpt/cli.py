@@ -7,6 +7,7 @@ known to be good, so that --help is instant.
 import argparse
 import codecs
 import io
+import json
 import math
 import os
 import sys
@@ -15,11 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from . import __version__
-from .errors import PicogptError
+from .encoder import Encoder
+from .errors import PicogptError, one_line
 from .generation import stream_batch
 from .loader import default_model, find_model, load
 
-EPILOG = """\
+GENERATE_HELP = """\
 Without PROMPT, or with -, the prompt is what stdin holds, byte for byte. Anything after -- is
 prompt text, and so is what follows the word generate.
 
@@ -31,31 +33,49 @@ examples:
   picogpt "Once upon a time" --top-k 40 --seed 1
   picogpt "Once upon a time" --model path/to/folder
   printf 'Once upon a time' | picogpt
+
+other commands (picogpt COMMAND --help):
+  tokens TEXT           show how a text is cut into tokens
+"""
+TOKENS_HELP = """\
+Without TEXT, or with -, the text is what stdin holds. The vocabulary is GPT-2's, or --model's.
+
+examples:
+  picogpt tokens "Not all heroes wear capes."
+  picogpt tokens --count - < story.txt
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0 done, 1 failed, 2 usage, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["generate"]:
-        del arguments[0]
-    parser = _parser()
+    verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "generate"
+    make_parser, run = VERBS[verb]
+    parser = make_parser()
     args = parser.parse_args(arguments)
-    from_stdin = args.prompt is None or (args.prompt == "-" and "--" not in arguments)
-    if args.prompt is None and (sys.stdin is None or sys.stdin.isatty()):
+    if sys.stderr is None:  # closed: what is for it is lost, but must not go to stdout
+        sys.stderr = io.StringIO()
+    from_stdin = args.text is None or (args.text == "-" and "--" not in arguments)
+    if from_stdin and (sys.stdin is None or (args.text is None and sys.stdin.isatty())):
         parser.print_usage(sys.stderr)
         return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for what the terminal cannot show
     try:
+        if sys.stdout is None:
+            raise PicogptError("stdout: is closed; expected a place for the text")
         with warnings.catch_warnings():
             warnings.showwarning = lambda warning, *_: _say(f"warning: {warning}")
             if from_stdin:
-                args.prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
-            _generate(args)
+                args.text = sys.stdin.buffer.read().decode("utf-8", "replace")
+            run(args)
         return 0
     except KeyboardInterrupt:
         return 130
     except PicogptError as error:
         _say(f"error: {error}")
+    except MemoryError:
+        _say("error: not enough memory; ask for fewer samples or a smaller model")
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # else whoever read the text has had enough
             _say(f"error: {error.filename or 'stdout'}: {error.strerror}")
@@ -63,19 +83,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(verb: str, text: str, description: str, help_: str) -> argparse.ArgumentParser:
+    name = f"picogpt {verb}".strip()
     parser = argparse.ArgumentParser(
-        prog="picogpt",
-        usage="picogpt [PROMPT] [options]",
-        description="Continue a text with GPT-2.",
-        epilog=EPILOG,
+        prog=name,
+        usage=f"{name} [{text}] [options]",
+        description=description,
+        epilog=help_,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("text", nargs="?", type=_utf8, metavar=text, help="- reads it from stdin")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="tales, 124M, 355M, 774M, 1558M or a folder"
+    )
+    parser.add_argument(
+        "--allow-special",
+        action="store_true",
+        help="read <|endoftext|> as the special token, not as text",
+    )
+    return parser
+
+
+def _generate_parser() -> argparse.ArgumentParser:
+    parser = _parser("", "PROMPT", "Continue a text with GPT-2.", GENERATE_HELP)
     whole = _number(int, 0, math.inf, "a whole number, 0 or more")
     add = parser.add_argument
-    add("prompt", nargs="?", type=_utf8, metavar="PROMPT", help="the text to continue")
-    add("--model", metavar="MODEL", help="tales, 124M, 355M, 774M, 1558M or a folder")
+    add("--echo", action="store_true", help="print the prompt before the text")
     add("--version", action="version", version=f"picogpt {__version__}")
 
     add = parser.add_argument_group("length").add_argument
@@ -116,26 +150,27 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=whole, metavar="N", help="the same seed gives the same text")
     add(
         "--repetition-penalty",
-        type=_number(float, sys.float_info.min, sys.float_info.max, "a number above 0"),
+        type=_number(float, 0.01, 100, "a number from 0.01 to 100"),
         default=1.0,
         metavar="R",
         help="divide the logits of tokens already in the text by R (default: 1)",
     )
     add(
         "--n-samples",
-        type=_number(int, 1, math.inf, "a whole number, 1 or more"),
+        type=_number(int, 1, 1000, "a whole number from 1 to 1000"),
         default=1,
         metavar="K",
         help="make K texts side by side, sampled (default: 1)",
     )
 
-    add = parser.add_argument_group("prompt and output").add_argument
-    add("--echo", action="store_true", help="print the prompt before the text")
-    add(
-        "--allow-special",
-        action="store_true",
-        help="read <|endoftext|> in the prompt as the special token, not as text",
-    )
+    return parser
+
+
+def _tokens_parser() -> argparse.ArgumentParser:
+    description = "Show how a text is cut into tokens: their number, then the id and text of each."
+    parser = _parser("tokens", "TEXT", description, TOKENS_HELP)
+    parser.add_argument("--count", action="store_true", help="print their number only")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
@@ -163,12 +198,12 @@ def _stop_text(argument: str) -> str:
 
 
 def _generate(args: argparse.Namespace) -> None:
-    model = args.model or default_model()
-    if not args.model and sys.stderr.isatty():
+    model = default_model() if args.model is None else args.model
+    if args.model is None and sys.stderr.isatty():
         dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
         print(f"{dim}model: {find_model(model)}{plain}", file=sys.stderr)
     encoder, hparams, params = load(model)
-    ids = encoder.encode(args.prompt, allow_special=args.allow_special)
+    ids = encoder.encode(args.text, allow_special=args.allow_special)
     end = [] if encoder.end_of_text is None else [encoder.end_of_text]
     samples = args.n_samples > 1  # several texts are of use only if they differ
     done: set[int] = set()
@@ -186,17 +221,15 @@ def _generate(args: argparse.Namespace) -> None:
         overflow=args.overflow,
         done=done,
     )
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for what the terminal cannot show
     if sys.stderr.isatty() and (samples or not sys.stdout.isatty()):
         from tqdm import tqdm
 
         steps = tqdm(steps, total=args.n_samples * args.n_tokens, unit=" tokens", leave=False)
     texts = [_Text(args.stop) for _ in range(args.n_samples)]
-    shown = [args.prompt if args.echo else ""] * args.n_samples
+    shown = [args.text if args.echo else ""] * args.n_samples
     try:
         if args.echo and not samples:
-            print(args.prompt, end="", flush=True)
+            print(args.text, end="", flush=True)
         for row, token in steps:
             piece = texts[row].add(encoder.decode_bytes([token]))
             if texts[row].is_complete:
@@ -209,6 +242,35 @@ def _generate(args: argparse.Namespace) -> None:
             if samples:
                 print(f"=== sample {i} of {args.n_samples} ===\n{start}", end="")
             print(text.end(), flush=True)
+
+
+def _tokens(args: argparse.Namespace) -> None:
+    encoder = (
+        Encoder.from_folder(find_model(args.model)) if args.model is not None else Encoder.gpt2()
+    )
+    ids = encoder.encode(args.text, allow_special=args.allow_special)
+    pieces = [encoder.token_bytes(token) for token in ids]
+    if args.count:
+        print(len(ids))
+    elif args.json:
+        tokens = [
+            {"id": token, "text": piece.decode("utf-8", "replace"), "bytes": piece.hex()}
+            for token, piece in zip(ids, pieces, strict=True)
+        ]
+        print(json.dumps({"count": len(ids), "tokens": tokens}))
+    else:
+        print(f"{len(ids)} token{'s' * (len(ids) != 1)}")
+        in_color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        for i, (token, piece) in enumerate(zip(ids, pieces, strict=True)):
+            try:
+                shown = repr(piece.decode("utf-8"))
+            except UnicodeDecodeError:  # bytes of a character that other tokens complete
+                shown = repr(piece)
+            on, off = (f"\x1b[{32 + 4 * (i % 2)}m", "\x1b[0m") if in_color else ("", "")
+            print(f"{token:6} {on}{shown}{off}")
+
+
+VERBS = {"generate": (_generate_parser, _generate), "tokens": (_tokens_parser, _tokens)}
 
 
 class _Text:
@@ -243,7 +305,7 @@ class _Text:
 
 
 def _say(message: str) -> None:
-    print(f"picogpt: {message}", file=sys.stderr)
+    print(f"picogpt: {one_line(message)}", file=sys.stderr)
 
 
 def _give_up_stdout() -> None:

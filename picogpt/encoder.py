@@ -7,25 +7,36 @@ of the 256 as a printable character ("Ġ" is the blank); tokens are written in t
 Source: openai/gpt-2, src/encoder.py; Sennrich et al., 2016 (the pair encoding).
 """
 
+import codecs
 import heapq
 import operator
-from collections.abc import Iterable
-from functools import lru_cache
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 
 from .errors import PicogptError, find_files, read_json, read_text
 
 END_OF_TEXT = "<|endoftext|>"
-VOCABULARY_FILES = ("encoder.json or vocab.json", "vocab.bpe or merges.txt")
+TOKENIZER_FILE = "tokenizer.json"  # Hugging Face's, which holds both of the others
+VOCABULARY_FILES = (
+    f"encoder.json or vocab.json or {TOKENIZER_FILE}",
+    f"vocab.bpe or merges.txt or {TOKENIZER_FILE}",
+)
 
-# Cuts text into pieces; no token reaches from one into the next. Written for the package `regex`:
-# the standard library's `re` has no \p{L} (letters) and \p{N} (numbers).
+# Cuts text into pieces; no token reaches from one into the next. For the package `regex`: the
+# standard library's `re` has no \p{L} (letters) and \p{N} (numbers). OpenAI's pattern has the
+# contractions first; nothing else that begins with ' comes before them here, so it cuts the same.
 PIECES = (
-    r"'s|'t|'re|'ve|'m|'ll|'d"  # the ends of contractions, in lower case only
-    r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"  # letters, numbers or others, and one blank before
+    r" ?\p{L}+"  # letters, and one blank before; most pieces are such
+    r"|'s|'t|'re|'ve|'m|'ll|'d"  # the ends of contractions, in lower case only
+    r"| ?\p{N}+| ?[^\s\p{L}\p{N}]+"  # numbers or others, and one blank before
     r"|\s+(?!\S)|\s+"  # white space, but its last blank goes with what follows
 )
+# Before white space text can be cut anywhere: what comes before is a piece's end in any case.
+CUT = r"\S(?=\s)"
+PART = 1 << 16  # characters between cuts, at least: so the pieces of a long text need little memory
+MAX_CACHED = 1 << 17  # pieces whose ids are remembered; some 40 MB
+MAX_CACHED_LENGTH = 64  # characters; longer pieces seldom come again
 
 
 def _byte_characters() -> dict[int, str]:
@@ -60,6 +71,21 @@ def check_ids(ids: Iterable[int], n_vocab: int) -> list[int]:
     return checked
 
 
+class _Ids(dict[str, tuple[int, ...]]):
+    """The ids of pieces: worked out when a piece is first met, forgotten when they are too many."""
+
+    def __init__(self, encode: Callable[[str], tuple[int, ...]]) -> None:
+        self.encode = encode
+
+    def __missing__(self, piece: str) -> tuple[int, ...]:
+        ids = self.encode(piece)
+        if len(piece) <= MAX_CACHED_LENGTH:
+            if len(self) >= MAX_CACHED:
+                self.clear()
+            self[piece] = ids
+        return ids
+
+
 class Encoder:
     """GPT-2's tokenizer, exact for every string.
 
@@ -69,7 +95,8 @@ class Encoder:
         n_vocab: number of tokens; ids run from 0 to n_vocab - 1.
         end_of_text: id of `<|endoftext|>`, or None where the vocabulary lacks it.
 
-    >>> Encoder.gpt2().encode("Not all heroes wear capes.")
+    >>> encoder = Encoder.gpt2()
+    >>> encoder.encode("Not all heroes wear capes.")
     [3673, 477, 10281, 5806, 1451, 274, 13]
     """
 
@@ -87,10 +114,14 @@ class Encoder:
         self.decoder = {i: token for token, i in encoder.items()}
         self.n_vocab = len(encoder)
         self.end_of_text = encoder.get(END_OF_TEXT)
+        merges = list(merges)
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
         self._check()
+        if len(self._ranks) < len(merges):
+            raise PicogptError("a merge comes twice; expected each once")
         self._pieces = regex.compile(PIECES).findall
-        self._encode_piece = lru_cache(maxsize=1 << 16)(self._join)
+        self._cut = regex.compile(CUT).search
+        self._ids = _Ids(self._join)
 
     def _check(self) -> None:
         for i in range(self.n_vocab):
@@ -104,26 +135,44 @@ class Encoder:
             raise PicogptError(f"a token holds {min(strange)!r}; expected what stands for bytes")
         for pair, rank in self._ranks.items():
             if pair.count(" ") != 1 or pair.replace(" ", "") not in self.encoder:
-                found = f"merge {rank + 1} is {pair!r}"
+                found = f"merge {rank + 1} is {pair!r:.40}"
                 raise PicogptError(f"{found}; expected two tokens that join to a third")
+
+    def _check_complete(self) -> None:
+        """Raises PicogptError where a token cannot come about, as when the merges are cut short.
+
+        Special tokens, such as the end of text, stand in angle brackets and do not come about.
+        """
+        joined = {pair.replace(" ", "") for pair in self._ranks}
+        for token in self.encoder.keys() - joined:
+            if len(token) > 1 and not (token[0] == "<" and token[-1] == ">"):
+                found = f"no merge makes {token!r:.40}"
+                raise PicogptError(f"{found}; expected one among the {len(self._ranks)}")
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "Encoder":
-        """Reads `encoder.json` and `vocab.bpe` (OpenAI's names) or `vocab.json` and `merges.txt`.
+        """Reads `encoder.json` and `vocab.bpe` (OpenAI's names) or `vocab.json` and `merges.txt`
+        (Hugging Face's) or `tokenizer.json` alone.
 
         Raises:
-            PicogptError: a file is missing or damaged, or the two do not fit each other.
+            PicogptError: a file is missing or damaged, or is of another kind of tokenizer.
         """
         vocabulary, merges = find_files(Path(path).absolute(), *VOCABULARY_FILES)
-        encoder = read_json(vocabulary)
-        lines = read_text(merges).splitlines()
-        if lines and lines[0].startswith("#version"):
-            del lines[0]
+        if TOKENIZER_FILE in (vocabulary.name, merges.name):
+            vocabulary = merges = vocabulary.with_name(TOKENIZER_FILE)
+            encoder, lines = _read_tokenizer(vocabulary)
+        else:
+            encoder, lines = read_json(vocabulary), read_text(merges).splitlines()
+            if lines and lines[0].startswith("#version"):
+                del lines[0]
         try:
-            return cls(encoder, lines)
+            made = cls(encoder, lines)
+            if merges != vocabulary:
+                made._check_complete()
+            return made
         except PicogptError as error:
-            files = f"{vocabulary} and {merges.name}"
-            raise PicogptError(f"{files}: {error}; fetch both again") from None
+            files = f"{vocabulary} and {merges.name}" if merges != vocabulary else f"{vocabulary}"
+            raise PicogptError(f"{files}: {error}; fetch again") from None
 
     @classmethod
     def gpt2(cls) -> "Encoder":
@@ -141,7 +190,8 @@ class Encoder:
             text: any string; the halves of surrogate pairs are joined, lone ones become U+FFFD.
             allow_special: read `<|endoftext|>` as the special token, not as ordinary text.
 
-        >>> Encoder.gpt2().encode("a<|endoftext|>b", allow_special=True)
+        >>> encoder = Encoder.gpt2()
+        >>> encoder.encode("a<|endoftext|>b", allow_special=True)
         [64, 50256, 65]
         """
         try:
@@ -150,12 +200,30 @@ class Encoder:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         ids: list[int] = []
         special = allow_special and self.end_of_text is not None
-        for i, part in enumerate(text.split(END_OF_TEXT) if special else [text]):
+        for i, section in enumerate(text.split(END_OF_TEXT) if special else [text]):
             if i:
                 ids.append(self.encoder[END_OF_TEXT])
-            for piece in self._pieces(part):
-                ids += self._encode_piece(piece)
+            for part in self._parts(section):
+                ids += chain.from_iterable(map(self._ids.__getitem__, self._pieces(part)))
         return ids
+
+    def encode_batch(self, texts: Iterable[str], *, allow_special: bool = False) -> list[list[int]]:
+        """Returns the ids of each text.
+
+        >>> encoder = Encoder.gpt2()
+        >>> encoder.encode_batch(["hello world", ""])
+        [[31373, 995], []]
+        """
+        return [self.encode(text, allow_special=allow_special) for text in texts]
+
+    def _parts(self, text: str) -> Iterator[str]:
+        """Cuts a long text where no piece is cut."""
+        start = 0
+        while start < len(text):
+            cut = self._cut(text, start + PART)
+            end = cut.end() if cut else len(text)
+            yield text[start:end]
+            start = end
 
     def _join(self, piece: str) -> tuple[int, ...]:
         """Encodes one piece, in time n log n for n bytes.
@@ -187,14 +255,26 @@ class Encoder:
                         heapq.heappush(heap, (rank, i))
         return tuple(self.encoder[token] for token in tokens if token)
 
+    def token_bytes(self, token: int) -> bytes:
+        """Returns the bytes that one id stands for.
+
+        Raises:
+            PicogptError: it is no integer or out of range.
+
+        >>> encoder = Encoder.gpt2()
+        >>> encoder.token_bytes(447)
+        b'\\xe2\\x80'
+        """
+        return self.decode_bytes([token])
+
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Returns the bytes that ids stand for; a token may end inside a character.
 
         Raises:
             PicogptError: an id is no integer or out of range.
         """
-        tokens = (self.decoder[token] for token in check_ids(ids, self.n_vocab))
-        return bytes(CHARACTER_TO_BYTE[character] for token in tokens for character in token)
+        text = "".join([self.decoder[token] for token in check_ids(ids, self.n_vocab)])
+        return bytes([CHARACTER_TO_BYTE[character] for character in text])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids; bytes that are not UTF-8 become U+FFFD.
@@ -202,7 +282,64 @@ class Encoder:
         Raises:
             PicogptError: an id is no integer or out of range.
 
-        >>> Encoder.gpt2().decode([88, 318, 5633])
+        >>> encoder = Encoder.gpt2()
+        >>> encoder.decode([88, 318, 5633])
         'y is ?'
         """
         return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def decode_with_offsets(self, ids: Iterable[int]) -> tuple[str, list[int]]:
+        """Returns the text of ids, and for each the index of the character that it begins in.
+
+        Raises:
+            PicogptError: an id is no integer or out of range.
+
+        >>> encoder = Encoder.gpt2()
+        >>> encoder.decode_with_offsets([39, 2634, 75])
+        ('Hél', [0, 1, 2])
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text, starts = "", []
+        for token in check_ids(ids, self.n_vocab):
+            data = self.token_bytes(token)
+            text += decoder.decode(data[:1])
+            # The first byte is in the last character, unless that is still to come.
+            starts.append(len(text) - (not decoder.getstate()[0]))
+            text += decoder.decode(data[1:])
+        return text + decoder.decode(b"", final=True), starts
+
+
+def _read_tokenizer(path: Path) -> tuple[dict[str, int], list[str]]:
+    """Reads the vocabulary and the merges from a `tokenizer.json` of GPT-2's kind.
+
+    Raises:
+        PicogptError: it is of another kind, or damaged.
+    """
+    settings = read_json(path)
+    try:
+        model, splitting = settings["model"], settings["pre_tokenizer"] or {"type": None}
+        unlike = {
+            "model.type": (model.get("type", "BPE"), "BPE"),
+            "pre_tokenizer.type": (splitting["type"], "ByteLevel"),
+            "pre_tokenizer.add_prefix_space": (splitting.get("add_prefix_space", False), False),
+            "pre_tokenizer.use_regex": (splitting.get("use_regex", True), True),
+            "normalizer": (settings.get("normalizer"), None),
+            "model.dropout": (model.get("dropout"), None),
+            "model.continuing_subword_prefix": (model.get("continuing_subword_prefix") or "", ""),
+            "model.end_of_word_suffix": (model.get("end_of_word_suffix") or "", ""),
+            "model.byte_fallback": (model.get("byte_fallback", False), False),
+            "model.ignore_merges": (model.get("ignore_merges", False), False),
+        }
+        for name, (found, wanted) in unlike.items():
+            if found != wanted:
+                raise PicogptError(f"{path}: {name} is {found!r:.60}; GPT-2's is {wanted!r}")
+        encoder = dict(model["vocab"])
+        lines = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+        for token in settings.get("added_tokens") or []:
+            encoder.setdefault(token["content"], token["id"])
+    except PicogptError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        found = f"{type(error).__name__}: {error}"
+        raise PicogptError(f"{path}: is no tokenizer of Hugging Face's format ({found})") from None
+    return encoder, lines

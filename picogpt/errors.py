@@ -11,6 +11,14 @@ class PicogptError(ValueError):
     Its form is `WHERE: what was found; what was needed; what to do`.
     """
 
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+def one_line(message: str) -> str:
+    """Escapes what would break the line or command the terminal, such as a name with an ESC."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+
 
 def find_files(folder: Path, *choices: str) -> list[Path]:
     """Finds a file for each choice, such as "hparams.json" or "checkpoint or *.index".
@@ -39,7 +47,7 @@ def refuse_pointer(path: Path, head: bytes) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Reads a UTF-8 text file, whatever the platform's encoding is.
+    """Reads a UTF-8 text file, whatever the platform's encoding is, with or without its mark.
 
     Raises:
         PicogptError: it is not UTF-8, or a Git LFS pointer.
@@ -48,7 +56,7 @@ def read_text(path: Path) -> str:
     data = path.read_bytes()
     refuse_pointer(path, data)
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         found = f"byte {error.start} is {data[error.start]:#04x}"
         raise PicogptError(f"{path}: {found}; expected UTF-8 text; fetch it again") from None
@@ -65,7 +73,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        start = text.lstrip("\ufeff \r\n\t")[:20]
+        start = text.strip()[:20]
         found = f"starts with {start!r}, is not JSON" if start else "is empty"
         raise PicogptError(
             f"{path}: {found}; most likely a failed download; fetch it again"

@@ -4,8 +4,8 @@ There is one loop, for any number of rows at once; `generate` and `stream` run i
 owns the cache, so each step computes nothing but the new tokens.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from .encoder import check_ids
 from .errors import PicogptError
 from .model import gpt2
 
+MAX_FLOAT = sys.float_info.max
 CHUNK = 128  # tokens of prompts computed at once, so that intermediate results stay in fast memory
 
 
@@ -92,7 +93,7 @@ def stream(
 
 
 def generate_batch(
-    prompts: Sequence[Iterable[int]],
+    prompts: Iterable[Iterable[int]],
     params: dict[str, Any],
     n_head: int,
     n_tokens_to_generate: int,
@@ -110,6 +111,7 @@ def generate_batch(
     Raises:
         PicogptError: as `generate` does.
     """
+    prompts = list(prompts)
     rows: list[list[int]] = [[] for _ in prompts]
     for row, token in stream_batch(prompts, params, n_head, n_tokens_to_generate, **options):
         rows[row].append(token)
@@ -117,7 +119,7 @@ def generate_batch(
 
 
 def stream_batch(
-    prompts: Sequence[Iterable[int]],
+    prompts: Iterable[Iterable[int]],
     params: dict[str, Any],
     n_head: int,
     n_tokens_to_generate: int,
@@ -130,13 +132,13 @@ def stream_batch(
     Args:
         done: rows to end. The caller may add one at any time; the loop adds those it ends.
     """
-    n_vocab, n_ctx = len(params["wte"]), len(params["wpe"])
-    picking = _Options(**options)
-    picking.check()
+    n_vocab, (n_ctx, n_embd) = len(params["wte"]), params["wpe"].shape
+    picking = _Options(**options).checked()
     stops = set(check_ids(picking.stop_ids, n_vocab))
-    n_tokens = n_tokens_to_generate
-    is_count = isinstance(n_tokens, Integral) and n_tokens >= 0
-    _require("n_tokens_to_generate", n_tokens, is_count, "a whole number, 0 or more")
+    n_tokens = _whole("n_tokens_to_generate", n_tokens_to_generate)
+    n_head = _whole("n_head", n_head)
+    if not n_head or n_embd % n_head:
+        raise PicogptError(f"n_head: is {n_head}; expected a divisor of n_embd={n_embd}")
     windows = [check_ids(prompt, n_vocab) for prompt in prompts]
     for ids in windows:
         if not ids:
@@ -173,6 +175,8 @@ def _decode(
             keep_rows(cache, going)
             n_pad = n_pad[going]
         rows = [rows[i] for i in going]
+        if cache is not None and cache["n_past"] == n_ctx:
+            cache = None  # a longer row has ended, and its neighbours' padding takes up the room
         if cache is None:
             logits, cache, n_pad = _prefill([windows[row] for row in rows], params, n_head)
         else:
@@ -215,9 +219,18 @@ def _prefill(
     return logits, cache, n_pad
 
 
-def _require(name: str, value: Any, is_good: bool, expected: str) -> None:
-    if not is_good:
-        raise PicogptError(f"{name}: is {value!r:.40}; expected {expected}")
+def _whole(name: str, value: Any) -> int:
+    """A whole number as Python's own, since NumPy's small ones overflow in silence."""
+    if not isinstance(value, Integral) or value < 0:
+        raise PicogptError(f"{name}: is {value!r:.40}; expected a whole number, 0 or more")
+    return int(value)
+
+
+def _real(name: str, value: Any, low: float, high: float, expected: str) -> float:
+    is_real = isinstance(value, Real)
+    if not is_real or not low <= value <= high:
+        raise PicogptError(f"{name}: is {value!r:.40}; expected a number{expected}")
+    return float(value)
 
 
 class _Options(NamedTuple):
@@ -231,17 +244,19 @@ class _Options(NamedTuple):
     stop_ids: Iterable[int] = ()
     overflow: str = "error"
 
-    def check(self) -> None:
-        t, k, p, r, s = self[:5]
-        whole = "a whole number, 0 or more"
-        ok = t is None or (isinstance(t, Real) and 0 <= t < math.inf)
-        _require("temperature", t, ok, "a number, 0 or more, and finite")
-        _require("top_k", k, k is None or (isinstance(k, Integral) and k >= 0), whole)
-        _require("top_p", p, isinstance(p, Real) and 0 <= p <= 1, "a number from 0 to 1")
-        ok = isinstance(r, Real) and 0 < r < math.inf
-        _require("repetition_penalty", r, ok, "a number above 0, and finite")
-        _require("seed", s, s is None or (isinstance(s, Integral) and s >= 0), whole)
-        _require("overflow", self.overflow, self.overflow in ("error", "slide"), "error or slide")
+    def checked(self) -> "_Options":
+        t, s = self.temperature, self.seed
+        if self.overflow not in ("error", "slide"):
+            raise PicogptError(f"overflow: is {self.overflow!r:.40}; expected error or slide")
+        return self._replace(
+            temperature=t if t is None else _real("temperature", t, 0, MAX_FLOAT, ", 0 or more"),
+            top_k=_whole("top_k", self.top_k or 0),
+            top_p=_real("top_p", self.top_p, 0, 1, " from 0 to 1"),
+            repetition_penalty=_real(
+                "repetition_penalty", self.repetition_penalty, 0.01, 100, " from 0.01 to 100"
+            ),
+            seed=s if s is None else _whole("seed", s),
+        )
 
     def is_greedy(self) -> bool:
         if self.temperature is None:
@@ -259,12 +274,12 @@ def _pick(
     if not np.isfinite(logits.max()):
         raise PicogptError("logits: nan or infinite; the weights are damaged")
     if options.repetition_penalty != 1:
-        said, penalty = list(seen), float(options.repetition_penalty)
+        said, penalty = list(seen), options.repetition_penalty
         logits = logits.copy()
         logits[said] = np.where(logits[said] < 0, logits[said] * penalty, logits[said] / penalty)
     if rng is None:
         return int(logits.argmax())
-    temperature = 1.0 if options.temperature is None else float(options.temperature)
+    temperature = 1.0 if options.temperature is None else options.temperature
     ids, probabilities = _candidates(logits, temperature, options.top_k, options.top_p)
     cumulative = probabilities.cumsum()
     at = np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")

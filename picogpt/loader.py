@@ -43,6 +43,8 @@ OFFICIAL_FILES = (
     "vocab.bpe",
 )
 HPARAMS = ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer")
+MAX_TOLD = 100  # of what is wrong with a checkpoint
+GPT2_N_VOCAB = 50257  # a folder that has no vocabulary but this size gets GPT-2's
 HEADS = {768: 12, 1024: 16, 1280: 20, 1600: 25}  # of the official models, by n_embd
 
 
@@ -77,16 +79,23 @@ def load(model: str | Path, *, weights_dir: str | Path | None = None, verify: bo
     256
     """
     folder = find_model(model, weights_dir)
-    hparams_file, *_ = find_files(
-        folder, "hparams.json", "checkpoint or *.index", *VOCABULARY_FILES
+    hparams_file = folder / "hparams.json"
+    borrows = (
+        hparams_file.is_file()
+        and not any(
+            (folder / name).is_file() for name in " or ".join(VOCABULARY_FILES).split(" or ")
+        )
+        and read_json(hparams_file).get("n_vocab") == GPT2_N_VOCAB
     )
+    vocabulary_files = () if borrows else VOCABULARY_FILES
+    find_files(folder, "hparams.json", "checkpoint or *.index", *vocabulary_files)
     hparams = _read_hparams(hparams_file)
     prefix = checkpoint.find_checkpoint(folder)
     index = checkpoint.read_index(prefix)
     shapes = _tensor_shapes(hparams, index, f"{prefix}.index")
     tensors = checkpoint.read_tensors(prefix, {name: index[name] for name in shapes}, verify=verify)
     params = _parameter_tree(hparams, lambda name, _: _to_float32(tensors[name], name))
-    encoder = Encoder.from_folder(folder)
+    encoder = Encoder.gpt2() if borrows else Encoder.from_folder(folder)
     if encoder.n_vocab != hparams["n_vocab"]:
         found = f"{folder}: the vocabulary has {encoder.n_vocab} tokens"
         raise PicogptError(f"{found}; hparams.json and the weights have {hparams['n_vocab']}")
@@ -218,7 +227,8 @@ def _tensor_shapes(
         return "/".join(name.split("/")[:2])
 
     def is_slot(name: str) -> bool:
-        parents = (name[: slash.start()] for slash in re.finditer("/", name))
+        parts = name.split("/", 6)  # no tensor of a GPT-2 has more
+        parents = ("/".join(parts[:n]) for n in range(1, len(parts)))
         return any(parent in index or parent in shapes for parent in parents)
 
     there, known = set(map(layer, index)), set(map(layer, shapes))
@@ -241,7 +251,9 @@ def _tensor_shapes(
         problems += [anywhere] if len(each) == hparams["n_layer"] else each
     if problems:
         sizes = ", ".join(f"{name}={value}" for name, value in hparams.items())
-        what = "; ".join(dict.fromkeys(problems))
+        problems = list(dict.fromkeys(problems))
+        rest = [f"and {len(problems) - MAX_TOLD} more"] if len(problems) > MAX_TOLD else []
+        what = "; ".join(problems[:MAX_TOLD] + rest)
         raise PicogptError(f"{where}: does not fit hparams.json ({sizes}): {what}")
     return shapes
 

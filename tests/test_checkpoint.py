@@ -1,5 +1,6 @@
 """TensorFlow's files, read right, or refused in one line."""
 
+import os
 import random
 import struct
 import warnings
@@ -193,6 +194,8 @@ def test_what_needs_tensorflow_says_how_to_get_it(name, what, monkeypatch):
         r"C:\\runs\\1\\model-1000",
         r"C:\runs\model-1000",
         "model-1000",
+        r"C:\\runs\\117M\\model-1000",
+        r"/it\'s \"here\"/model-1000",
     ],
 )
 def test_only_the_last_part_of_the_state_files_path_counts(tmp_path, state):
@@ -284,14 +287,14 @@ def test_the_table_writer_of_these_tests_is_right(tmp_path):
         (bytes(40) + INDEX[-8:], "has a block out of place"),
         (INDEX[40:], "has a block out of place"),
         (b"x" * 40 + INDEX[40:], "has a block with a wrong checksum"),
-        (bytes((16 << 20) + 1), f"is larger than {16 << 20} bytes"),
+        (bytes((2 << 20) + 1), f"is larger than {2 << 20} bytes"),
         (table([[HEADER], [W]], [0, 1, 1]), "has a block out of place"),
         (table([[HEADER], [W], [W]]), "has names out of order"),
         (table([[(b"w", HEADER[1])]]), "has no proper header"),
         (table([[(b"", b"\x08\x00")]]), "has no proper header"),
         (table([[(b"", b"\x08\x01\x10\x02")]]), "has no proper header"),
         (table([[HEADER, (b"x" * 1025, b"")]]), "has a name that is too long"),
-        (table([[HEADER, (b"a\nb", b"")]]), "has a name that is not text, or too many names"),
+        (table([[HEADER, (b"a\nb", b"")]]), "has a name that is not text"),
         (table([[HEADER, (b"w", b"\x08")]]), "has a length that reaches beyond its end"),
         (table([[HEADER, (b"w", b"\x0b")]]), "has a field of kind 3"),
         (table([[HEADER, (b"w", b"\x08" + b"\xff" * 11)]]), "has a number that is too long"),
@@ -388,3 +391,45 @@ def test_fuzzed_indexes_end_in_our_error_only(model_folder):
     refused, beyond = fuzz(model_folder(), 1_000, seed=0)
     assert refused > 500
     assert beyond > 250
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (r'model_checkpoint_path: "C:\\runs\\117M"', "117M"),
+        (r'model_checkpoint_path: "C:\\runs\\1000"', "1000"),
+        (r"model_checkpoint_path: 'it\'s'", "it's"),
+        (r'model_checkpoint_path: "a\"b"  # not "c"', 'a"b'),
+        ('\ufeffmodel_checkpoint_path: "m"', "m"),
+    ],
+)
+def test_a_state_file_is_read_as_protocol_buffers_text(tmp_path, line, name):
+    (tmp_path / f"{name}.index").touch()
+    (tmp_path / "checkpoint").write_text(line, encoding="utf-8")
+    assert find_checkpoint(tmp_path) == tmp_path / name
+
+
+def test_names_that_would_break_the_line_are_escaped(tmp_path):
+    (tmp_path / "checkpoint").write_text(r'model_checkpoint_path: "\033[31m\n"', encoding="utf-8")
+    with pytest.raises(PicogptError) as error:
+        find_checkpoint(tmp_path)
+    said = r"names \x1b[31m\n; \x1b[31m\n.index is missing; found none"
+    assert str(error.value) == f"{tmp_path}/checkpoint: {said}"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("name", ["model.ckpt.index", "model.ckpt.data-00000-of-00001"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(model_folder, name):
+    folder = model_folder()
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(PicogptError):
+        read(folder)
+
+
+def test_a_flood_of_names_is_refused(tmp_path):
+    for key in ("a%06d", "\0%06d"):
+        pairs = [(key % i).encode() for i in range(50_001)]
+        (tmp_path / "x.index").write_bytes(table([[HEADER, *((name, b"") for name in pairs)]]))
+        with pytest.raises(PicogptError, match="has more than 50000 names"):
+            read_index(tmp_path / "x")

@@ -1,6 +1,7 @@
 """The command: what is on stdout, what on stderr, and with which exit code."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,11 @@ from picogpt.cli import main
 def folder(model_folder):
     """A model with a window of 32 tokens, whose end of text has the id 299."""
     return model_folder()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
 def run(*arguments, env=None, stdout=subprocess.PIPE, **options):
@@ -59,13 +65,13 @@ def test_text_is_streamed_in_whole_characters(folder, monkeypatch):
     monkeypatch.setattr(cli, "stream_batch", lambda *args, **_: ((0, token) for token in ids))
     written = []
 
-    class Terminal(io.StringIO):
+    class Watched(io.StringIO):
         def flush(self):
             written.append(self.getvalue())
             self.truncate(0)
             self.seek(0)
 
-    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr(sys, "stdout", Watched())
     assert main(["x", "--model", str(folder)]) == 0
     assert written[:5] == ["a", "", "", "日", "b"]
     assert "".join(written) == Encoder.from_folder(folder).decode(ids) + "\n"
@@ -104,7 +110,8 @@ def test_an_empty_prompt_starts_from_the_end_of_text(folder, capsys):
 def test_every_prompt_can_be_spelt(folder, monkeypatch, arguments, text):
     """A given prompt never touches stdin; bytes from the shell are read as UTF-8."""
     prompts = []
-    monkeypatch.setattr(cli, "_generate", lambda args: prompts.append(args.prompt))
+    verb = (cli._generate_parser, lambda args: prompts.append(args.text))
+    monkeypatch.setitem(cli.VERBS, "generate", verb)
     monkeypatch.setattr(sys, "stdin", None)
     assert main(arguments) == 0
     assert prompts == [text]
@@ -116,7 +123,8 @@ def test_every_prompt_can_be_spelt(folder, monkeypatch, arguments, text):
 )
 def test_a_prompt_from_stdin_is_taken_byte_for_byte(arguments, data, text, monkeypatch):
     prompts = []
-    monkeypatch.setattr(cli, "_generate", lambda args: prompts.append(args.prompt))
+    verb = (cli._generate_parser, lambda args: prompts.append(args.text))
+    monkeypatch.setitem(cli.VERBS, "generate", verb)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="cp1252"))
     assert main(arguments) == 0
     assert prompts == [text]
@@ -188,7 +196,7 @@ def test_other_exceptions_keep_their_traceback(monkeypatch):
     def fail(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(cli, "_generate", fail)
+    monkeypatch.setattr(cli, "load", fail)
     with pytest.raises(ZeroDivisionError):
         main(["a"])
 
@@ -244,10 +252,6 @@ def test_prompts_are_utf8_in_any_locale(folder, io_encoding):
 
 @pytest.mark.parametrize("no_color", [None, "1"])
 def test_a_terminal_is_told_which_model_runs_unless_it_was_named(folder, monkeypatch, no_color):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     monkeypatch.setenv("PICOGPT_MODEL", str(folder))
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_color:
@@ -426,16 +430,8 @@ def test_an_interrupt_keeps_all_samples(capsys, monkeypatch):
     [(True, [], False), (False, [], True), (True, ["--n-samples", "2"], True)],
 )
 def test_progress_is_shown_where_text_is_not(folder, monkeypatch, out_is_tty, flags, has_bar):
-    class Terminal(io.StringIO):
-        def __init__(self, is_tty):
-            super().__init__()
-            self.is_tty = is_tty
-
-        def isatty(self):
-            return self.is_tty
-
-    monkeypatch.setattr(sys, "stdout", Terminal(out_is_tty))
-    monkeypatch.setattr(sys, "stderr", Terminal(True))
+    monkeypatch.setattr(sys, "stdout", Terminal() if out_is_tty else io.StringIO())
+    monkeypatch.setattr(sys, "stderr", Terminal())
     assert main(["the", "--n-tokens", "9", "--model", str(folder), *flags]) == 0
     assert ("tokens" in sys.stderr.getvalue()) == has_bar
     assert "\r" not in sys.stdout.getvalue()
@@ -450,8 +446,9 @@ def test_progress_is_shown_where_text_is_not(folder, monkeypatch, out_is_tty, fl
         ("--top-p 1.5", "--top-p: '1.5' is not a number from 0 to 1"),
         ("--top-k -2", "--top-k: '-2' is not a whole number, 0 or more"),
         ("--seed x", "--seed: 'x' is not a whole number, 0 or more"),
-        ("--repetition-penalty 0", "--repetition-penalty: '0' is not a number above 0"),
-        ("--n-samples 0", "--n-samples: '0' is not a whole number, 1 or more"),
+        ("--repetition-penalty 0", "--repetition-penalty: '0' is not a number from 0.01 to 100"),
+        ("--n-samples 0", "--n-samples: '0' is not a whole number from 1 to 1000"),
+        ("--n-samples 1001", "--n-samples: '1001' is not a whole number from 1 to 1000"),
         ("--stop=", "--stop: '' is in every text"),
     ],
 )
@@ -460,3 +457,116 @@ def test_flags_out_of_range_are_usage_errors(capsys, flags, message):
         main(["a", *flags.split()])
     assert exit_.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"picogpt: error: argument {message}"
+
+
+TOKENS = """\
+6 tokens
+ 15496 'Hello'
+    11 ','
+   220 ' '
+   198 '\\n'
+ 33768 b'\\xe6\\x97'
+    98 b'\\xa5'
+"""
+
+
+def test_tokens_shows_number_ids_and_pieces(capsys):
+    assert main(["tokens", "Hello, \n日"]) == 0
+    assert capsys.readouterr() == (TOKENS, "")
+
+
+def test_tokens_are_coloured_in_turns_on_a_terminal(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert main(["tokens", "a b c"]) == 0
+    shown = "3 tokens\n    64 \x1b[32m'a'\x1b[0m\n   275 \x1b[36m' b'\x1b[0m\n"
+    assert sys.stdout.getvalue() == shown + "   269 \x1b[32m' c'\x1b[0m\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert main(["tokens", "a"]) == 0
+    assert sys.stdout.getvalue() == "1 token\n    64 'a'\n"
+
+
+def test_tokens_as_json(capsys):
+    assert main(["tokens", "a日", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "count": 3,
+        "tokens": [
+            {"id": 64, "text": "a", "bytes": "61"},
+            {"id": 33768, "text": "\ufffd", "bytes": "e697"},
+            {"id": 98, "text": "\ufffd", "bytes": "a5"},
+        ],
+    }
+
+
+def test_tokens_counts_what_stdin_holds():
+    assert run("tokens", "--count", "-", input=b"a\n\nb").stdout == b"4\n"
+    assert run("tokens", "--count", input=b"").stdout == b"0\n"
+
+
+def test_tokens_with_the_vocabulary_of_a_model(folder, capsys):
+    assert main(["tokens", "the king", "--model", str(folder), "--count"]) == 0
+    wanted = len(Encoder.from_folder(folder).encode("the king"))
+    assert capsys.readouterr().out == f"{wanted}\n"
+    assert main(["tokens", "a<|endoftext|>", "--allow-special", "--count"]) == 0
+    assert capsys.readouterr().out == "2\n"
+
+
+def test_tokens_of_undecodable_bytes(capsys):
+    assert main(["tokens", "a\udcff", "--count"]) == 0
+    assert capsys.readouterr().out == "2\n"
+
+
+def test_a_prompt_that_is_a_verb_is_reached_by_generate(folder, capsys):
+    flags = ["--model", str(folder), "--n-tokens", "5"]
+    assert main(["generate", "tokens", *flags]) == 0
+    assert capsys.readouterr().out == continuation(folder, "tokens", 5) + "\n"
+
+
+def shell(line, folder):
+    """Runs a line of sh with $PICOGPT set to the command and $MODEL to the folder."""
+    environment = {"PICOGPT": f"{sys.executable} -m picogpt", "MODEL": str(folder)}
+    return subprocess.run(
+        ["sh", "-c", line],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+def test_closed_streams(folder):
+    text = continuation(folder, "hi", 3).encode() + b"\n"
+    done = shell("$PICOGPT hi --n-tokens 3 --model $MODEL 2>&-", folder)
+    assert (done.returncode, done.stdout) == (0, text)
+    done = shell("$PICOGPT hi --model nope 2>&-", folder)
+    assert (done.returncode, done.stdout) == (1, b"")
+    done = shell("$PICOGPT hi --n-tokens 3 --model $MODEL >&-", folder)
+    said = b"picogpt: error: stdout: is closed; expected a place for the text\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    done = shell("$PICOGPT - <&-", folder)
+    assert (done.returncode, done.stderr[:15]) == (2, b"usage: picogpt ")
+    done = shell("$PICOGPT hi --n-tokens 3 --model $MODEL <&-", folder)
+    assert (done.returncode, done.stdout) == (0, text)
+
+
+def test_a_model_without_a_name_is_an_error_and_not_the_default(capsys):
+    assert main(["hi", "--model", ""]) == 1
+    assert "neither a model nor a folder" in capsys.readouterr().err
+
+
+def test_no_memory_is_one_line(capsys, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(cli, "load", fail)
+    assert main(["hi"]) == 1
+    said = "not enough memory; ask for fewer samples or a smaller model"
+    assert capsys.readouterr() == ("", f"picogpt: error: {said}\n")
+
+
+def test_messages_stay_in_their_line(capsys):
+    assert main(["hi", "--model", "a\nb/\x1b[31m"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert r"a\nb/\x1b[31m: no such folder" in err

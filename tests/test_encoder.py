@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picogpt import Encoder, PicogptError
+from picogpt import Encoder, PicogptError, encoder
 from picogpt.encoder import BYTE_TO_CHARACTER, check_ids
 
 GPT2 = Encoder.gpt2()
@@ -165,10 +165,10 @@ def test_from_folder_takes_both_pairs_of_names(model_folder, names):
     folder = model_folder()
     (folder / "encoder.json").rename(folder / names[0])
     (folder / "vocab.bpe").rename(folder / names[1])
-    encoder = Encoder.from_folder(str(folder))
-    assert encoder.n_vocab == 300
-    assert encoder.end_of_text == 299
-    assert encoder.decode(encoder.encode("the thing")) == "the thing"
+    found = Encoder.from_folder(str(folder))
+    assert found.n_vocab == 300
+    assert found.end_of_text == 299
+    assert found.decode(found.encode("the thing")) == "the thing"
 
 
 def test_files_may_have_windows_line_ends_and_no_version(model_folder):
@@ -200,6 +200,10 @@ def damage(folder, **changes):
             "merge 1 is 'q z'; expected two tokens that join to a third",
         ),
         (
+            lambda f: (f / "vocab.bpe").write_text("h e\nh e\n", encoding="utf-8"),
+            "a merge comes twice; expected each once",
+        ),
+        (
             lambda f: (f / "encoder.json").write_text('{"a": 0, "b": 1}', encoding="utf-8"),
             "no token for the byte 0x21; expected '!'",
         ),
@@ -211,11 +215,192 @@ def test_files_that_do_not_fit_are_one_line(model_folder, spoil, message):
     with pytest.raises(PicogptError) as error:
         Encoder.from_folder(folder)
     files = f"{folder}/encoder.json and vocab.bpe"
-    assert str(error.value) == f"{files}: {message}; fetch both again"
+    assert str(error.value) == f"{files}: {message}; fetch again"
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(PicogptError) as error:
         Encoder.from_folder(tmp_path)
-    lacks = "encoder.json or vocab.json, vocab.bpe or merges.txt"
+    lacks = (
+        "encoder.json or vocab.json or tokenizer.json, vocab.bpe or merges.txt or tokenizer.json"
+    )
     assert str(error.value) == f"{tmp_path}: lacks {lacks}"
+
+
+def test_encode_batch():
+    texts = ["hello world", "", "a<|endoftext|>"]
+    assert GPT2.encode_batch(texts) == [GPT2.encode(text) for text in texts]
+    assert GPT2.encode_batch(texts, allow_special=True)[2] == [64, 50256]
+    assert GPT2.encode_batch([]) == []
+
+
+def test_token_bytes():
+    assert GPT2.token_bytes(995) == b" world"
+    assert GPT2.token_bytes(447) == b"\xe2\x80"
+    assert GPT2.token_bytes(np.int64(50256)) == b"<|endoftext|>"
+    assert b"".join(map(GPT2.token_bytes, GPT2.encode("naïve 日本"))) == "naïve 日本".encode()
+    with pytest.raises(PicogptError, match=r"^ids\[0\]: is -1; expected 0 to 50256$"):
+        GPT2.token_bytes(-1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "starts"),
+    [
+        ([], "", []),
+        ([31373, 995], "hello world", [0, 5]),
+        ([39, 2634, 75, 33768, 98, 64], "Hél日a", [0, 1, 2, 3, 3, 4]),
+        ([447], "\ufffd", [0]),
+        ([447, 64], "\ufffda", [0, 1]),
+        ([447, 447, 251], "\ufffd”", [0, 1, 1]),
+        ([98, 98], "\ufffd\ufffd", [0, 1]),
+    ],
+)
+def test_decode_with_offsets(ids, text, starts):
+    assert GPT2.decode_with_offsets(ids) == (text, starts)
+
+
+@given(st.lists(st.integers(0, 50256)))
+def test_offsets_of_any_ids(ids):
+    text, starts = GPT2.decode_with_offsets(ids)
+    assert text == GPT2.decode(ids)
+    assert starts == sorted(starts)
+    assert all(0 <= start < len(text) for start in starts)
+
+
+@given(st.text())
+def test_offsets_of_text_are_where_its_tokens_begin(text):
+    found, starts = GPT2.decode_with_offsets(ids := GPT2.encode(text))
+    assert found == text
+    ends = [len(GPT2.decode_bytes(ids[:i])) for i in range(len(ids))]
+    assert starts == [len(text.encode()[:end].decode("utf-8", "ignore")) for end in ends]
+
+
+@given(
+    st.text(st.sampled_from(" \t\n\r\x1c\x1f\x85\u2028aé1½'s日🤗!"), max_size=60), st.integers(1, 9)
+)
+def test_cutting_a_long_text_into_parts_changes_no_id(text, part):
+    with pytest.MonkeyPatch.context() as patch:
+        whole = GPT2.encode(text)
+        patch.setattr(encoder, "PART", part)
+        assert "".join(GPT2._parts(text)) == text
+        assert GPT2.encode(text) == whole
+
+
+def test_a_long_text_is_cut_into_parts():
+    parts = list(GPT2._parts("a word and more " * 20_000))
+    assert len(parts) == 5
+    assert max(map(len, parts)) < encoder.PART + 16
+
+
+@pytest.mark.parametrize("separator", "\x1c\x1d\x1e\x1f")
+def test_separators_are_no_white_space_for_gpt2(separator):
+    """Python says they are. If they were, the line ends would be one piece, and token 628."""
+    token = GPT2.encode(separator)
+    assert GPT2.encode(f"\n\n{separator}") == [198, 198, *token]
+    assert GPT2.encode("\n\n\x85") == [628, *GPT2.encode("\x85")]
+
+
+def test_the_ids_of_pieces_are_remembered_within_bounds(monkeypatch):
+    monkeypatch.setattr(encoder, "MAX_CACHED", 10)
+    monkeypatch.setattr(encoder, "MAX_CACHED_LENGTH", 8)
+    remembered = encoder._Ids(GPT2._join)
+    monkeypatch.setattr(GPT2, "_ids", remembered)
+    for i in range(100):
+        assert GPT2.decode(GPT2.encode(f" word{i}")) == f" word{i}"
+        assert len(remembered) <= 10
+    GPT2.encode(" extraordinarily")
+    assert " extraordinarily" not in remembered
+    GPT2.encode(" word")
+    monkeypatch.setattr(GPT2, "_join", None)
+    remembered.encode = None
+    assert GPT2.encode(" word") == [1573]
+
+
+def write_tokenizer(folder, **changes):
+    """Writes a tokenizer.json as Hugging Face's library does, in place of the two files."""
+    vocabulary = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
+    merges = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
+    for name in ("encoder.json", "vocab.bpe"):
+        (folder / name).unlink()
+    end = vocabulary.pop("<|endoftext|>")
+    settings = {
+        "version": "1.0",
+        "added_tokens": [{"id": end, "content": "<|endoftext|>", "special": True}],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        "model": {"type": "BPE", "dropout": None, "vocab": vocabulary, "merges": merges},
+    }
+    for path, value in changes.items():
+        *parents, name = path.split("__")
+        node = settings
+        for parent in parents:
+            node = node[parent]
+        node[name] = value
+    (folder / "tokenizer.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+@pytest.mark.parametrize("as_lists", [False, True])
+def test_a_tokenizer_json_alone_will_do(model_folder, as_lists):
+    folder = model_folder()
+    wanted = Encoder.from_folder(folder)
+    lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
+    write_tokenizer(folder, **({"model__merges": [p.split() for p in lines]} if as_lists else {}))
+    found = Encoder.from_folder(folder)
+    assert found.encoder == wanted.encoder
+    assert found.end_of_text == 299
+    text = "all the things and others"
+    assert found.encode(text) == wanted.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model__type": "Unigram"}, "model.type is 'Unigram'; GPT-2's is 'BPE'"),
+        ({"pre_tokenizer__type": "Split"}, "pre_tokenizer.type is 'Split'; GPT-2's is 'ByteLevel'"),
+        ({"pre_tokenizer": None}, "pre_tokenizer.type is None; GPT-2's is 'ByteLevel'"),
+        (
+            {"pre_tokenizer__add_prefix_space": True},
+            "pre_tokenizer.add_prefix_space is True; GPT-2's is False",
+        ),
+        ({"normalizer": {"type": "NFC"}}, "normalizer is {'type': 'NFC'}; GPT-2's is None"),
+        ({"model__byte_fallback": True}, "model.byte_fallback is True; GPT-2's is False"),
+        ({"model__ignore_merges": True}, "model.ignore_merges is True; GPT-2's is False"),
+        ({"model": []}, "is no tokenizer of Hugging Face's format (AttributeError: 'list' object "
+                        "has no attribute 'get')"),
+        ({"model__vocab": 5}, "is no tokenizer of Hugging Face's format (TypeError: 'int' object "
+                              "is not iterable)"),
+        ({"model__merges": [["a", 1]]}, "is no tokenizer of Hugging Face's format (TypeError: "
+                                        "sequence item 1: expected str instance, int found)"),
+        ({"model__merges": ["q z"]}, "merge 1 is 'q z'; expected two tokens that join to a third; "
+                                     "fetch again"),
+    ],
+)  # fmt: skip
+def test_a_tokenizer_json_of_another_kind_is_refused(model_folder, changes, message):
+    folder = model_folder()
+    write_tokenizer(folder, **changes)
+    with pytest.raises(PicogptError) as error:
+        Encoder.from_folder(folder)
+    assert str(error.value) == f"{folder}/tokenizer.json: {message}"
+
+
+@pytest.mark.parametrize("n_lines", [0, 1, 20, 43])
+def test_merges_that_are_cut_short_are_refused(model_folder, n_lines):
+    """Else every text would encode, to other ids."""
+    folder = model_folder()
+    path = folder / "vocab.bpe"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 44
+    path.write_text("\n".join(lines[:n_lines]), encoding="utf-8")
+    with pytest.raises(PicogptError) as error:
+        Encoder.from_folder(folder)
+    start = f"{folder}/encoder.json and vocab.bpe: no merge makes '"
+    assert str(error.value).startswith(start)
+    assert str(error.value).endswith(
+        f"'; expected one among the {max(n_lines - 1, 0)}; fetch again"
+    )
+
+
+def test_special_tokens_need_no_merge(model_folder):
+    folder = model_folder()
+    damage(folder, **{"<pad>": 300})
+    assert Encoder.from_folder(folder).n_vocab == 301

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import DATA
 
 import picogpt
 from picogpt import PicogptError, gpt2, load, loader
@@ -163,7 +164,7 @@ def test_other_hparams_are_ignored(model_folder):
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        ("\ufeff<?xml version='1.0'?><Error>", """starts with "<?xml version='1.0'?"""),
+        ("\ufeff <?xml version='1.0'?><Error>", """starts with "<?xml version='1.0'?"""),
         ("<!DOCTYPE html><html>", "starts with '<!DOCTYPE html><html"),
         ("[" * 100_000, "starts with '[[[[[[[[[[[[[[[[[[[["),
         ("", "is empty"),
@@ -193,23 +194,38 @@ def test_a_git_lfs_pointer(model_folder):
     assert refusal(folder) == f"{folder}/encoder.json: {message}"
 
 
+def test_a_folder_without_a_vocabulary_borrows_gpt2s_if_it_fits(model_folder, monkeypatch):
+    folder = model_folder()
+    for name in ("encoder.json", "vocab.bpe"):
+        (folder / name).unlink()
+    assert "lacks encoder.json or vocab.json" in refusal(folder)
+    # With a vocabulary of 300 for GPT-2's, this one fits.
+    monkeypatch.setattr(loader, "GPT2_N_VOCAB", 300)
+    borrowed = loader.Encoder.from_folder(DATA / "vocabulary")
+    monkeypatch.setattr(loader.Encoder, "gpt2", lambda: borrowed)
+    assert load(folder).encoder is borrowed
+    (folder / "vocab.bpe").touch()
+    assert "lacks encoder.json or vocab.json" in refusal(folder)
+
+
 def test_a_vocabulary_of_another_model(model_folder):
     folder = model_folder()
     path = folder / "encoder.json"
     tokens = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(tokens | {"the": 300}), encoding="utf-8")
+    path.write_text(json.dumps(tokens | {"<pad>": 300}), encoding="utf-8")
     said = "the vocabulary has 301 tokens; hparams.json and the weights have 300"
     assert refusal(folder) == f"{folder}: {said}"
 
 
 def test_a_wrong_folder_says_what_it_lacks(tmp_path):
     lacks = (
-        "hparams.json, checkpoint or *.index, encoder.json or vocab.json, vocab.bpe or merges.txt"
+        "hparams.json, checkpoint or *.index, encoder.json or vocab.json or tokenizer.json, "
+        "vocab.bpe or merges.txt or tokenizer.json"
     )
     assert refusal(tmp_path) == f"{tmp_path}: lacks {lacks}"
     no_folder = f"{tmp_path}/x: no such folder; expected one with {lacks}"
     assert refusal(tmp_path / "x") == no_folder
-    (tmp_path / "hparams.json").touch()
+    (tmp_path / "hparams.json").write_text('{"n_vocab": 300}', encoding="utf-8")
     assert refusal(tmp_path) == f"{tmp_path}: lacks {lacks.partition(', ')[2]}"
 
 
@@ -314,3 +330,19 @@ def test_the_bundled_model():
     logits = gpt2(ids, **params, n_head=8)
     losses = np.log(np.exp(logits).sum(-1))[:-1] - logits[range(len(ids) - 1), ids[1:]]
     assert losses.mean() < 3.0
+
+
+def test_a_byte_order_mark_does_no_harm(model_folder):
+    folder = model_folder()
+    for name in ("hparams.json", "encoder.json", "vocab.bpe", "checkpoint"):
+        path = folder / name
+        path.write_text("\ufeff" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert load(folder).hparams["n_layer"] == 2
+
+
+def test_a_long_list_of_problems_is_cut(model_folder, monkeypatch):
+    folder = model_folder()
+    change(folder, n_embd=32)
+    monkeypatch.setattr(loader, "MAX_TOLD", 2)
+    message = refusal(folder)
+    assert message.endswith("; model/wpe is (32, 16), expected (32, 32); and 14 more")

@@ -1,12 +1,16 @@
 """Comparisons with the originals: transformers and TensorFlow, on the same weights and files."""
 
 import os
+import unicodedata
+from importlib import resources
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from picogpt import PicogptError, generate, generate_batch, gpt2, load
+from picogpt import Encoder, PicogptError, generate, generate_batch, gpt2, load
 from picogpt.checkpoint import find_checkpoint, read_index, read_tensors
 from picogpt.generation import _candidates
 
@@ -267,3 +271,101 @@ def test_jax_can_differentiate_and_map_the_forward_pass(expected, model_folder):
     squares = sum(float((g * g).sum()) for g in jax.tree.leaves(gradient))
     fall = float(loss(params, ids) - loss(step, ids))
     assert fall == pytest.approx(3e-5 * squares, rel=0.03)
+
+
+@pytest.fixture(scope="session")
+def tiktoken_gpt2():
+    """tiktoken's gpt2, with its pattern, made of the same two files."""
+    tiktoken = pytest.importorskip("tiktoken")
+    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+    from tiktoken_ext.openai_public import r50k_pat_str
+
+    folder = resources.files("picogpt") / "vocabulary"
+    files = (str(folder / "vocab.bpe"), str(folder / "encoder.json"))
+    ranks = data_gym_to_mergeable_bpe_ranks(*files)
+    return tiktoken.Encoding(
+        "gpt2",
+        pat_str=r50k_pat_str,
+        mergeable_ranks=ranks,
+        special_tokens={"<|endoftext|>": 50256},
+    )
+
+
+GPT2 = Encoder.gpt2()
+# Lone surrogates too; but characters that are newer than Python's tables may be newer than
+# tiktoken's, which then takes them for neither letters nor numbers.
+ANY_CHARACTER = st.characters(exclude_categories=["Cn"])
+NASTY = (
+    " \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2003\u2028\u3000\u180e\u200b\ufeff'\u2019"
+    "sStTmdlLrve'aZéßñ\u0301\u0308ÀΩжאبहि日本語ツ0٣½²Ⅷ٪!?.,-_@#€🤗👩\u200d👧🏽\x00\x7f"
+    "\ud83e\udd17\ud800"
+)
+LINE = (
+    "I'LL we'll  don'T ’s\t\r\n \n  x² ½٣Ⅷ 日本\u3000語 हिन्दी👩\u200d👩\u200d👧 "
+    "\x1c\x85é\u0301<|endoftext|> 'ss 000  \n"
+)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.text(ANY_CHARACTER) | st.text(st.sampled_from(NASTY), max_size=200))
+def test_ids_equal_tiktokens(tiktoken_gpt2, text):
+    assert GPT2.encode(text) == tiktoken_gpt2.encode_ordinary(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(["<|endoftext|>", "<|", "endoftext", "|>", " ", "a", "\n"])))
+def test_special_ids_equal_tiktokens(tiktoken_gpt2, parts):
+    text = "".join(parts)
+    found = GPT2.encode(text, allow_special=True)
+    assert found == tiktoken_gpt2.encode(text, allowed_special="all")
+
+
+def test_every_prefix_and_suffix_of_a_nasty_line(tiktoken_gpt2):
+    for i in range(len(LINE) + 1):
+        for text in (LINE[:i], LINE[i:]):
+            assert GPT2.encode(text) == tiktoken_gpt2.encode_ordinary(text)
+
+
+def test_every_character_equals_tiktokens(tiktoken_gpt2):
+    """Each code point of all planes, between letters, blanks and digits."""
+    for start in range(0, 0x110000, 0x1000):
+        characters = [chr(c) for c in range(start, start + 0x1000)]
+        known = [c for c in characters if unicodedata.category(c) not in ("Cn", "Cs")]
+        # After two line ends, white space joins them to token 628; other pieces do not.
+        text = "".join(f"a{c} {c}{c}1{c}!{c}'s\n\n{c}\n" for c in known)
+        assert GPT2.encode(text) == tiktoken_gpt2.encode_ordinary(text)
+
+
+def test_the_tales_text_equals_tiktokens(tiktoken_gpt2):
+    """A megabyte of English: what `tales` says and what a page of its kind looks like."""
+    encoder, hparams, params = load("tales")
+    new = generate([encoder.end_of_text], params, hparams["n_head"], 250, seed=0)
+    text = encoder.decode(new) * 1000
+    assert GPT2.encode(text) == tiktoken_gpt2.encode_ordinary(text)
+
+
+def test_a_tokenizer_json_that_transformers_wrote(tmp_path, model_folder):
+    transformers = pytest.importorskip("transformers")
+    folder = model_folder()
+    wanted = Encoder.from_folder(folder)
+    tokenizer = transformers.GPT2TokenizerFast(
+        str(folder / "encoder.json"), str(folder / "vocab.bpe")
+    )
+    tokenizer.save_pretrained(tmp_path / "saved")
+    for path in (tmp_path / "saved").iterdir():
+        if path.name != "tokenizer.json":
+            path.unlink()
+    found = Encoder.from_folder(tmp_path / "saved")
+    assert found.encoder == wanted.encoder
+    text = "Not all the heroes, and  others\n\nwear capes. 日本"
+    assert found.encode(text) == wanted.encode(text) == tokenizer.encode(text)
+
+
+def test_a_tokenizer_json_of_another_kind(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0}, unk_token="a"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(PicogptError) as error:
+        Encoder.from_folder(tmp_path)
+    message = "model.type is 'WordPiece'; GPT-2's is 'BPE'"
+    assert str(error.value) == f"{tmp_path}/tokenizer.json: {message}"
