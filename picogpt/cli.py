@@ -19,7 +19,7 @@ from . import __version__
 from .encoder import Encoder
 from .errors import PicogptError, one_line
 from .generation import stream_batch
-from .loader import default_model, find_model, load
+from .loader import default_model, find_model, load, load_encoder
 
 GENERATE_HELP = """\
 Without PROMPT, or with -, the prompt is what stdin holds, byte for byte. Anything after -- is
@@ -245,9 +245,7 @@ def _generate(args: argparse.Namespace) -> None:
 
 
 def _tokens(args: argparse.Namespace) -> None:
-    encoder = (
-        Encoder.from_folder(find_model(args.model)) if args.model is not None else Encoder.gpt2()
-    )
+    encoder = Encoder.gpt2() if args.model is None else load_encoder(find_model(args.model))
     ids = encoder.encode(args.text, allow_special=args.allow_special)
     pieces = [encoder.token_bytes(token) for token in ids]
     if args.count:

@@ -79,27 +79,35 @@ def load(model: str | Path, *, weights_dir: str | Path | None = None, verify: bo
     256
     """
     folder = find_model(model, weights_dir)
-    hparams_file = folder / "hparams.json"
-    borrows = (
-        hparams_file.is_file()
-        and not any(
-            (folder / name).is_file() for name in " or ".join(VOCABULARY_FILES).split(" or ")
-        )
-        and read_json(hparams_file).get("n_vocab") == GPT2_N_VOCAB
-    )
-    vocabulary_files = () if borrows else VOCABULARY_FILES
+    vocabulary_files = () if _borrows_vocabulary(folder) else VOCABULARY_FILES
     find_files(folder, "hparams.json", "checkpoint or *.index", *vocabulary_files)
-    hparams = _read_hparams(hparams_file)
+    hparams = _read_hparams(folder / "hparams.json")
     prefix = checkpoint.find_checkpoint(folder)
     index = checkpoint.read_index(prefix)
     shapes = _tensor_shapes(hparams, index, f"{prefix}.index")
     tensors = checkpoint.read_tensors(prefix, {name: index[name] for name in shapes}, verify=verify)
     params = _parameter_tree(hparams, lambda name, _: _to_float32(tensors[name], name))
-    encoder = Encoder.gpt2() if borrows else Encoder.from_folder(folder)
+    encoder = load_encoder(folder)
     if encoder.n_vocab != hparams["n_vocab"]:
         found = f"{folder}: the vocabulary has {encoder.n_vocab} tokens"
         raise PicogptError(f"{found}; hparams.json and the weights have {hparams['n_vocab']}")
     return Model(encoder, hparams, params)
+
+
+def load_encoder(folder: Path) -> Encoder:
+    """Reads a folder's vocabulary, which is GPT-2's where it has none and none but that fits.
+
+    Raises:
+        PicogptError: it has another model's or none, or a file is damaged.
+    """
+    return Encoder.gpt2() if _borrows_vocabulary(folder) else Encoder.from_folder(folder)
+
+
+def _borrows_vocabulary(folder: Path) -> bool:
+    hparams, names = folder / "hparams.json", " or ".join(VOCABULARY_FILES).split(" or ")
+    if not hparams.is_file() or any((folder / name).is_file() for name in names):
+        return False
+    return bool(read_json(hparams).get("n_vocab") == GPT2_N_VOCAB)
 
 
 def default_model() -> str:
