@@ -17,8 +17,10 @@ def array_module(x: Any) -> Any:
     return sys.modules[type(x).__module__.partition(".")[0]]
 
 
-def new_cache(params: dict[str, Any], n_head: int, *, n_rows: int | None = None) -> dict[str, Any]:
-    """Returns an empty cache for `gpt2(..., cache=cache)`, with room for the whole window.
+def new_cache(
+    params: dict[str, Any], n_head: int, *, n_rows: int | None = None, n_ctx: int | None = None
+) -> dict[str, Any]:
+    """Returns an empty cache for `gpt2(..., cache=cache)`, with all its room from the start.
 
     The cache holds the keys and values of the tokens that `gpt2` has seen, so that the next call
     needs only the tokens that follow; `n_past` says how many it has seen. Each call changes it.
@@ -27,6 +29,7 @@ def new_cache(params: dict[str, Any], n_head: int, *, n_rows: int | None = None)
         params: the parameter tree of `load`.
         n_head: number of attention heads, `hparams["n_head"]`.
         n_rows: for inputs [n_rows, n_seq]; None for inputs [n_seq].
+        n_ctx: number of tokens to have room for; None for the model's window.
 
     >>> from picogpt import gpt2, load
     >>> _, hparams, params = load("tales")
@@ -36,8 +39,9 @@ def new_cache(params: dict[str, Any], n_head: int, *, n_rows: int | None = None)
     >>> cache["n_past"], logits.shape
     (5, (1, 4096))
     """
-    wte, (n_ctx, n_embd) = params["wte"], params["wpe"].shape
-    shape = (*([] if n_rows is None else [n_rows]), n_head, n_ctx, n_embd // n_head)
+    wte, (window, n_embd) = params["wte"], params["wpe"].shape
+    room = window if n_ctx is None else n_ctx
+    shape = (*([] if n_rows is None else [n_rows]), n_head, room, n_embd // n_head)
     zeros = array_module(wte).zeros
     layers = [{name: zeros(shape, wte.dtype) for name in "kv"} for _ in params["blocks"]]
     return {"n_past": 0, "blocks": layers}

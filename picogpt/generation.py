@@ -167,7 +167,7 @@ def _decode(
     rngs = [None if options.is_greedy() else options.random_numbers(row) for row in rows]
     windows = [_slide(ids, n_ctx) for ids in windows]
     cache, n_pad = None, np.zeros(len(rows), int)
-    for _ in range(n_tokens):
+    for n_left in range(n_tokens, 0, -1):
         going = [i for i, row in enumerate(rows) if row not in done]
         if not going:
             return
@@ -178,7 +178,7 @@ def _decode(
         if cache is not None and cache["n_past"] == n_ctx:
             cache = None  # a longer row has ended, and its neighbours' padding takes up the room
         if cache is None:
-            logits, cache, n_pad = _prefill([windows[row] for row in rows], params, n_head)
+            logits, cache, n_pad = _prefill([windows[row] for row in rows], params, n_head, n_left)
         else:
             new = [windows[row][-1:] for row in rows]
             logits = gpt2(new, **params, n_head=n_head, n_pad=n_pad, cache=cache, last=True)
@@ -201,9 +201,12 @@ def _slide(ids: list[int], n_ctx: int) -> list[int]:
 
 
 def _prefill(
-    windows: list[list[int]], params: dict[str, Any], n_head: int
+    windows: list[list[int]], params: dict[str, Any], n_head: int, n_left: int
 ) -> tuple[Any, dict[str, Any], np.ndarray]:
     """Computes rows from their beginnings, padded on the left, some tokens at a time.
+
+    The cache has room for n_left new tokens, the last of which is never fed, but not for more: its
+    pages would be cleared and kept for nothing.
 
     Returns the logits after the last tokens [n_rows, 1, n_vocab], the cache, and the number of
     padding tokens of each row.
@@ -211,7 +214,8 @@ def _prefill(
     n_seq = max(map(len, windows))
     n_pad = np.array([n_seq - len(ids) for ids in windows])
     padded = np.array([[0] * (n_seq - len(ids)) + ids for ids in windows])
-    cache = new_cache(params, n_head, n_rows=len(windows))
+    n_ctx = min(len(params["wpe"]), n_seq + n_left - 1)
+    cache = new_cache(params, n_head, n_rows=len(windows), n_ctx=n_ctx)
     step = max(1, CHUNK // len(windows))
     for start in range(0, n_seq, step):
         ids = padded[:, start : start + step]

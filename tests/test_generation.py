@@ -8,7 +8,17 @@ from conftest import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picogpt import PicogptError, generate, generate_batch, generation, gpt2, load, loader, stream
+from picogpt import (
+    PicogptError,
+    generate,
+    generate_batch,
+    generation,
+    gpt2,
+    load,
+    loader,
+    new_cache,
+    stream,
+)
 from picogpt.generation import stream_batch
 
 
@@ -413,3 +423,17 @@ def load_plain():
     tensors = dict(np.load(DATA / "expected.npz"))
     hparams = {"n_vocab": 300, "n_ctx": 32, "n_embd": 16, "n_head": 4, "n_layer": 2}
     return loader._parameter_tree(hparams, lambda name, _: loader._to_float32(tensors[name], name))
+
+
+def test_the_cache_has_room_for_what_is_needed_and_no_more(params, monkeypatch):
+    rooms = []
+
+    def watched(*args, n_ctx, **options):
+        rooms.append(n_ctx)
+        return new_cache(*args, n_ctx=n_ctx, **options)
+
+    monkeypatch.setattr(generation, "new_cache", watched)
+    generate([1] * 5, params, 4, 4)
+    generate([1] * 32, params, 4, 1)
+    generate([1] * 30, params, 4, 9, overflow="slide")
+    assert rooms == [8, 32, 32, 21]

@@ -245,6 +245,7 @@ def test_a_cache_has_room_for_the_window_from_the_start(tiny):
     assert cache["n_past"] == 32
     assert all(a is b for a, b in zip(arrays, (past[name] for past in cache["blocks"] for name in "kv"), strict=True))  # fmt: skip # noqa: E501
     assert new_cache(tiny.params, 4, n_rows=3)["blocks"][0]["v"].shape == (3, 4, 32, 4)
+    assert new_cache(tiny.params, 4, n_ctx=5)["blocks"][0]["v"].shape == (4, 5, 4)
 
 
 def test_the_forward_pass_is_at_most_60_code_lines():
