@@ -41,8 +41,9 @@ def softmax(x):
 
     [..., n] -> [..., n]
     """
-    exp_x = array_module(x).exp(x - x.max(axis=-1, keepdims=True))
-    return exp_x / exp_x.sum(axis=-1, keepdims=True)
+    y = array_module(x).exp(x - x.max(axis=-1, keepdims=True))
+    y /= y.sum(axis=-1, keepdims=True)
+    return y
 
 
 def layer_norm(x, g, b, eps=1e-5):
@@ -62,7 +63,9 @@ def linear(x, w, b=None):
     x [..., n_in], w [n_in, n_out], b [n_out] or none -> [..., n_out]
     """
     y = x.reshape(-1, x.shape[-1]) @ w
-    return (y if b is None else y + b).reshape(*x.shape[:-1], w.shape[-1])
+    if b is not None:
+        y += b
+    return y.reshape(*x.shape[:-1], w.shape[-1])
 
 
 def ffn(x, c_fc, c_proj):
