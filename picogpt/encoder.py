@@ -11,7 +11,7 @@ import codecs
 import heapq
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, pairwise
+from itertools import chain, count, pairwise, repeat
 from pathlib import Path
 
 from .errors import PicogptError, find_files, read_json, read_text
@@ -22,6 +22,8 @@ VOCABULARY_FILES = (
     f"encoder.json or vocab.json or {TOKENIZER_FILE}",
     f"vocab.bpe or merges.txt or {TOKENIZER_FILE}",
 )
+
+BLANKS = repeat(" ")  # for map, which is faster than a loop
 
 # Cuts text into pieces; no token reaches from one into the next. For the package `regex`: the
 # standard library's `re` has no \p{L} (letters) and \p{N} (numbers). OpenAI's pattern has the
@@ -35,6 +37,7 @@ PIECES = (
 # Before white space text can be cut anywhere: what comes before is a piece's end in any case.
 CUT = r"\S(?=\s)"
 PART = 1 << 16  # characters between cuts, at least: so the pieces of a long text need little memory
+LONG = 64  # bytes of a piece; beyond, looking at all its pairs for each join takes longer
 MAX_CACHED = 1 << 17  # pieces whose ids are remembered; some 40 MB
 MAX_CACHED_LENGTH = 64  # characters; longer pieces seldom come again
 
@@ -108,32 +111,36 @@ class Encoder:
         """
         import regex
 
-        if not all(type(i) is int for i in encoder.values()):
+        if not set(map(type, encoder.values())) <= {int}:
             raise PicogptError("an id is no integer; expected 0, 1, 2 and so on")
         self.encoder = encoder
-        self.decoder = {i: token for token, i in encoder.items()}
+        self.decoder = dict(zip(encoder.values(), encoder, strict=True))
         self.n_vocab = len(encoder)
         self.end_of_text = encoder.get(END_OF_TEXT)
         merges = list(merges)
-        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
-        self._check()
+        self._ranks = dict(zip(merges, count()))
         if len(self._ranks) < len(merges):
             raise PicogptError("a merge comes twice; expected each once")
+        self._check()
         self._pieces = regex.compile(PIECES).findall
         self._cut = regex.compile(CUT).search
         self._ids = _Ids(self._join)
 
     def _check(self) -> None:
-        for i in range(self.n_vocab):
-            if i not in self.decoder:
-                found = f"no token has the id {i}"
-                raise PicogptError(f"{found}; expected 0 to {self.n_vocab - 1}, once each")
+        if free := set(range(self.n_vocab)) - self.decoder.keys():
+            found = f"no token has the id {min(free)}"
+            raise PicogptError(f"{found}; expected 0 to {self.n_vocab - 1}, once each")
         for byte, character in BYTE_TO_CHARACTER.items():
             if character not in self.encoder:
                 raise PicogptError(f"no token for the byte {byte:#04x}; expected {character!r}")
         if strange := set("".join(self.encoder)) - CHARACTER_TO_BYTE.keys():
             raise PicogptError(f"a token holds {min(strange)!r}; expected what stands for bytes")
-        for pair, rank in self._ranks.items():
+        joined = set(map(str.replace, self._ranks, BLANKS, repeat("")))
+        self._loose = self.encoder.keys() - joined  # the tokens that no merge makes
+        is_subset = len(joined) + len(self._loose) == self.n_vocab
+        if is_subset and {1} >= set(map(str.count, self._ranks, BLANKS)):
+            return
+        for pair, rank in self._ranks.items():  # which one it is takes longer to find out
             if pair.count(" ") != 1 or pair.replace(" ", "") not in self.encoder:
                 found = f"merge {rank + 1} is {pair!r:.40}"
                 raise PicogptError(f"{found}; expected two tokens that join to a third")
@@ -141,10 +148,9 @@ class Encoder:
     def _check_complete(self) -> None:
         """Raises PicogptError where a token cannot come about, as when the merges are cut short.
 
-        Special tokens, such as the end of text, stand in angle brackets and do not come about.
+        Special tokens, such as the end of text, stand in angle brackets and need no merge.
         """
-        joined = {pair.replace(" ", "") for pair in self._ranks}
-        for token in self.encoder.keys() - joined:
+        for token in self._loose:
             if len(token) > 1 and not (token[0] == "<" and token[-1] == ">"):
                 found = f"no merge makes {token!r:.40}"
                 raise PicogptError(f"{found}; expected one among the {len(self._ranks)}")
@@ -226,12 +232,31 @@ class Encoder:
             start = end
 
     def _join(self, piece: str) -> tuple[int, ...]:
-        """Encodes one piece, in time n log n for n bytes.
+        """Encodes one piece: joins the pair of lowest rank, the leftmost first, until none is left.
+
+        Each time it looks at all pairs, which for a word of ordinary length takes least.
+        """
+        tokens = [BYTE_TO_CHARACTER[byte] for byte in piece.encode("utf-8")]
+        if len(tokens) > LONG:
+            return self._join_long(tokens)
+        get, never = self._ranks.get, len(self._ranks)
+        ranks = [get(pair, never) for pair in map(" ".join, pairwise(tokens))]
+        while ranks and (rank := min(ranks)) < never:
+            i = ranks.index(rank)
+            tokens[i] += tokens.pop(i + 1)
+            del ranks[i]
+            if i > 0:
+                ranks[i - 1] = get(f"{tokens[i - 1]} {tokens[i]}", never)
+            if i < len(ranks):
+                ranks[i] = get(f"{tokens[i]} {tokens[i + 1]}", never)
+        return tuple([self.encoder[token] for token in tokens])
+
+    def _join_long(self, tokens: list[str]) -> tuple[int, ...]:
+        """Does the same for a piece of any length, in time n log n for n bytes.
 
         The heap holds the pairs that can be joined, by rank, then from left to right. An entry is
         out of date, and passed over, when the pair at its place has another rank by now.
         """
-        tokens = [BYTE_TO_CHARACTER[byte] for byte in piece.encode("utf-8")]
         n = len(tokens)
         before, after = list(range(-1, n - 1)), list(range(1, n + 1))  # neighbours still there
         ranks = self._ranks

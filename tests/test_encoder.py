@@ -111,6 +111,16 @@ def test_the_work_for_a_long_word_grows_with_its_length(alphabet, monkeypatch):
     assert n_bytes - 1 <= Counting.n < 6 * n_bytes
 
 
+@given(st.text() | st.text(st.sampled_from("theandingero "), min_size=20, max_size=200))
+def test_both_ways_of_joining_give_the_same(text):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "LONG", 0)
+        as_long = [GPT2._join(piece) for piece in GPT2._pieces(text)]
+        patch.setattr(encoder, "LONG", 1 << 20)
+        as_short = [GPT2._join(piece) for piece in GPT2._pieces(text)]
+    assert as_long == as_short
+
+
 @given(st.text())
 def test_decode_is_the_inverse(text):
     assert GPT2.decode(GPT2.encode(text)) == text
