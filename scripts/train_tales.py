@@ -1,4 +1,4 @@
-"""Train the bundled model `tales` and write it in the layout of OpenAI's GPT-2 release.
+r"""Train the bundled model `tales` and write it in the layout of OpenAI's GPT-2 release.
 
     python scripts/train_tales.py fairytales.txt --minutes 90 --out weights/tales
     python scripts/train_tales.py fairytales.txt --evaluate weights/tales
@@ -8,6 +8,10 @@ From the rest the script learns a byte-level BPE of 4,096 entries (GPT-2's schem
 transformers' `GPT2LMHeadModel`: matrices by Muon (Jordan et al., 2024), everything else by AdamW,
 both at rates that fall linearly to zero as the time runs out. Every few minutes, and at the end, it
 measures the held-out loss and writes the folder with TensorFlow's own Saver.
+
+On Linux, a step takes a fifth less time where freed memory is kept:
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:\
+glibc.malloc.trim_threshold=8589934592
 
 `--evaluate` measures a written folder on the held-out text with picogpt itself.
 
