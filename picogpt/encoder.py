@@ -11,7 +11,7 @@ import codecs
 import heapq
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, count, pairwise, repeat
+from itertools import chain, count, pairwise
 from pathlib import Path
 
 from .errors import PicogptError, find_files, read_json, read_text
@@ -22,8 +22,6 @@ VOCABULARY_FILES = (
     f"encoder.json or vocab.json or {TOKENIZER_FILE}",
     f"vocab.bpe or merges.txt or {TOKENIZER_FILE}",
 )
-
-BLANKS = repeat(" ")  # for map, which is faster than a loop
 
 # Cuts text into pieces; no token reaches from one into the next. For the package `regex`: the
 # standard library's `re` has no \p{L} (letters) and \p{N} (numbers). OpenAI's pattern has the
@@ -135,10 +133,12 @@ class Encoder:
                 raise PicogptError(f"no token for the byte {byte:#04x}; expected {character!r}")
         if strange := set("".join(self.encoder)) - CHARACTER_TO_BYTE.keys():
             raise PicogptError(f"a token holds {min(strange)!r}; expected what stands for bytes")
-        joined = set(map(str.replace, self._ranks, BLANKS, repeat("")))
-        self._loose = self.encoder.keys() - joined  # the tokens that no merge makes
-        is_subset = len(joined) + len(self._loose) == self.n_vocab
-        if is_subset and {1} >= set(map(str.count, self._ranks, BLANKS)):
+        # Whole texts are looked through faster than their lines, one by one.
+        pairs = "\n".join(self._ranks)
+        joined = set(pairs.replace(" ", "").split("\n")) if pairs else set()
+        self._loose = [token for token in self.encoder if token not in joined]  # made by no merge
+        has_results = len(joined) + len(self._loose) == self.n_vocab
+        if has_results and pairs.count(" ") == len(self._ranks) and joined.isdisjoint(self._ranks):
             return
         for pair, rank in self._ranks.items():  # which one it is takes longer to find out
             if pair.count(" ") != 1 or pair.replace(" ", "") not in self.encoder:
