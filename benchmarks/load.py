@@ -34,7 +34,10 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_checkpoint(folder, HPARAMS, random_weights(HPARAMS))
+        try:
+            write_checkpoint(folder, HPARAMS, random_weights(HPARAMS))
+        except subprocess.CalledProcessError:
+            sys.exit("load.py: its checkpoint needs TensorFlow; run pip install tensorflow-cpu")
         cases = {
             "python, nothing": (python, "-c", ""),
             "python -c 'import numpy'": (python, "-c", "import numpy"),

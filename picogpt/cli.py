@@ -22,8 +22,9 @@ from .generation import stream_batch
 from .loader import default_model, find_model, load, load_encoder
 
 GENERATE_HELP = """\
-Without PROMPT, or with -, the prompt is what stdin holds, byte for byte. Anything after -- is
-prompt text, and so is what follows the word generate.
+PROMPT is one argument, so put it in quotes. Without it, or with -, the prompt is what stdin holds,
+byte for byte. After -- it may begin with a dash; after the word generate it may be the name of
+another command. An empty prompt starts from the end-of-text token.
 
 Without --model, $PICOGPT_MODEL runs, else 124M if it lies in the weights folder, else tales, which
 comes with picogpt. The weights folder is $PICOGPT_WEIGHTS, else `picogpt` in the user's cache.
@@ -131,7 +132,8 @@ def _generate_parser() -> argparse.ArgumentParser:
     )
 
     add = parser.add_argument_group(
-        "sampling", "Without any of the first four, the likeliest token is taken each time."
+        "sampling",
+        "Unless one of these is set, but for the penalty, the likeliest token is taken each time.",
     ).add_argument
     add(
         "--temperature",
@@ -139,7 +141,13 @@ def _generate_parser() -> argparse.ArgumentParser:
         metavar="T",
         help="divide the logits by T; 0 takes the likeliest (default: 1 with the next three)",
     )
-    add("--top-k", type=whole, default=0, metavar="K", help="only from the K likeliest tokens")
+    add(
+        "--top-k",
+        type=whole,
+        default=0,
+        metavar="K",
+        help="only from the K likeliest tokens (default: 0, all)",
+    )
     add(
         "--top-p",
         type=_number(float, 0, 1, "a number from 0 to 1"),

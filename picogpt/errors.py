@@ -35,7 +35,8 @@ def find_files(folder: Path, *choices: str) -> list[Path]:
         else:
             missing.append(choice)
     if missing:
-        state = "lacks" if folder.is_dir() else "no such folder; expected one with"
+        state = "is a file; expected a folder with" if folder.is_file() else "lacks"
+        state = state if folder.exists() else "no such folder; expected one with"
         raise PicogptError(f"{folder}: {state} {', '.join(missing)}")
     return found
 

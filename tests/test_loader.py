@@ -226,6 +226,8 @@ def test_a_wrong_folder_says_what_it_lacks(tmp_path):
     no_folder = f"{tmp_path}/x: no such folder; expected one with {lacks}"
     assert refusal(tmp_path / "x") == no_folder
     (tmp_path / "hparams.json").write_text('{"n_vocab": 300}', encoding="utf-8")
+    file = tmp_path / "hparams.json"
+    assert refusal(file) == f"{file}: is a file; expected a folder with {lacks}"
     assert refusal(tmp_path) == f"{tmp_path}: lacks {lacks.partition(', ')[2]}"
 
 
