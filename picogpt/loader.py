@@ -95,10 +95,10 @@ def load(model: str | Path, *, weights_dir: str | Path | None = None, verify: bo
 
 
 def load_encoder(folder: Path) -> Encoder:
-    """Reads a folder's vocabulary, which is GPT-2's where it has none and none but that fits.
+    """Reads a folder's vocabulary; where it has none and the model has 50,257 tokens, GPT-2's.
 
     Raises:
-        PicogptError: it has another model's or none, or a file is damaged.
+        PicogptError: it has none and the model has another number of tokens, or a file is damaged.
     """
     return Encoder.gpt2() if _borrows_vocabulary(folder) else Encoder.from_folder(folder)
 
