@@ -10,7 +10,7 @@ from .backend import new_cache
 from .encoder import Encoder
 from .errors import PicogptError
 from .generation import generate, generate_batch, stream
-from .loader import load
+from .loader import load, save
 from .model import gpt2
 
 __version__ = "0.1.0"
@@ -22,5 +22,6 @@ __all__ = [
     "gpt2",
     "load",
     "new_cache",
+    "save",
     "stream",
 ]

@@ -1,40 +1,50 @@
-"""TensorFlow's checkpoint files ("tensor bundles"), read without TensorFlow, to named arrays.
+"""TensorFlow's checkpoints and safetensors, read without either, to named arrays.
 
-A bundle PREFIX is PREFIX.index, which says where each tensor lies, and PREFIX.data-00000-of-00001
-and so on, the shards, which are nothing but the bytes of the tensors. So tensors are mapped from
-the disk and used where they lie. Nothing that a file says is believed before it is checked: a
-damaged or hostile file ends in PicogptError.
+Both formats say at which bytes of a file each tensor lies: `read_index` and `read_header` return
+that, `read_tensors` maps tensors of float32 from the disk, to be used where they lie, and widens
+smaller ones. Nothing that a file says is believed before it is checked: a damaged or hostile file
+ends in PicogptError.
 
-The index is a table in LevelDB's format: blocks of sorted keys and values, one more block that
-lists the blocks, and a footer that says where that one is; each block carries a checksum. Keys are
-the tensors' names, values are protocol buffers. The empty key comes first, with the header.
+A TensorFlow checkpoint (a "tensor bundle") PREFIX is PREFIX.index and PREFIX.data-00000-of-00001
+and so on, the shards, which are nothing but the bytes of the tensors. The index is a table in
+LevelDB's format: blocks of sorted keys and values, one more block that lists the blocks, and a
+footer that says where that one is; each block carries a checksum. Keys are the tensors' names,
+values are protocol buffers. The empty key comes first, with the header.
+
+A safetensors file is the length of a header in 8 bytes, the header in JSON, and the bytes of the
+tensors, one behind the other. Shards are listed in a JSON file beside them.
 
 Sources: tensorflow/core/util/tensor_bundle and tensorflow/core/protobuf/tensor_bundle.proto;
-tensorflow/core/lib/io/table_format.txt; the encoding guide of Protocol Buffers.
+tensorflow/core/lib/io/table_format.txt; the encoding guide of Protocol Buffers; the section
+"Format" of huggingface/safetensors' README.
 """
 
+import json
 import math
 import mmap
 import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from .errors import PicogptError, read_text, refuse_pointer
+from .errors import PicogptError, find_files, read_json, read_text, refuse_pointer
 
 MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48
 TRAILER_BYTES = 5  # of a block: the kind of compression, and the checksum
 MAX_INDEX_BYTES = 2 << 20  # that of the largest GPT-2 with an optimizer's slots has 0.1 MB
+PIECE_BYTES = 1 << 22  # read at once of a tensor that cannot be used where it lies
 MAX_NAME_BYTES = 1024
 MAX_KEYS = 50_000
 MAX_AXES = 8
-# By their numbers in tensorflow/core/framework/types.proto: the types read here, some others.
-DTYPES = {1: "f4", 19: "f2"}
-OTHER_DTYPES = {2: "float64", 3: "int32", 7: "string", 9: "int64", 10: "bool", 14: "bfloat16"}
+BYTES_OF = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}  # the types read here
+# By their numbers in tensorflow/core/framework/types.proto, and by their names in safetensors.
+TF_DTYPES = {1: "float32", 2: "float64", 3: "int32", 9: "int64", 10: "bool", 14: "bfloat16"}
+TF_DTYPES |= {7: "string", 19: "float16"}
+SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 # The line of a state file that counts, and the escapes in its string.
 STATE = re.compile(
@@ -46,19 +56,20 @@ ESCAPE = re.compile(r"\\([0-7]{1,3}|.)", re.DOTALL)
 
 
 class Entry(NamedTuple):
-    """What the index says about one tensor."""
+    """What a file says about one tensor."""
 
-    dtype: str  # NumPy's name of it, with the byte order
+    dtype: str  # as in BYTES_OF, or the name of a type that is not read here
     shape: tuple[int, ...]
     file: Path
     offset: int  # bytes
     size: int  # bytes
-    crc: int  # masked CRC-32C of the bytes
-    unusual: str  # why only TensorFlow can read it, or ""
+    crc: int | None = None  # masked CRC-32C of the bytes, where the format has one
+    byte_order: Literal["<", ">"] = "<"
+    is_sliced: bool = False  # stored in pieces, for TensorFlow to put together
 
 
 class _DamagedError(Exception):
-    """What is wrong with an index; `read_index` adds which."""
+    """What is wrong with an index or a header; who reads it adds which."""
 
 
 def find_checkpoint(folder: Path) -> Path:
@@ -81,16 +92,26 @@ def find_checkpoint(folder: Path) -> Path:
             f"{folder}: found {names} of the files *.index; expected one, "
             "or a file `checkpoint` that names one"
         )
-    line = STATE.search(read_text(state))
-    if not line:
-        raise PicogptError(f"{state}: names no model_checkpoint_path; found {names}")
-    name = re.split(r"[/\\]", ESCAPE.sub(_unescape, line["path"]))[-1]
-    name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    name = read_state(state)
     if name not in found:
         raise PicogptError(
             f"{state}: names {name:.100}; {name:.100}.index is missing; found {names}"
         )
     return folder / name
+
+
+def read_state(state: Path) -> str:
+    """Returns the name of the checkpoint that a state file names, without its folder.
+
+    Raises:
+        PicogptError: it names none.
+        OSError: it cannot be read.
+    """
+    line = STATE.search(read_text(state))
+    if not line:
+        raise PicogptError(f"{state}: names no model_checkpoint_path; fetch it again")
+    name = re.split(r"[/\\]", ESCAPE.sub(_unescape, line["path"]))[-1]
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _unescape(escape: re.Match[str]) -> str:
@@ -101,14 +122,18 @@ def _unescape(escape: re.Match[str]) -> str:
     return {"n": "\n", "r": "\r", "t": "\t"}.get(code, code if code in "\\'\"" else escape[0])
 
 
-def read_index(prefix: Path) -> dict[str, Entry]:
+def read_index(prefix: Path, path: Path | None = None) -> dict[str, Entry]:
     """Reads which tensors the bundle `prefix` holds: name to entry, in order of the names.
+
+    Args:
+        prefix: of the bundle.
+        path: of the index, where it is not PREFIX.index.
 
     Raises:
         PicogptError: the index is damaged, or is none.
         OSError: it cannot be read.
     """
-    path = prefix.with_name(prefix.name + ".index")
+    path = path or prefix.with_name(prefix.name + ".index")
     with path.open("rb") as file:
         data = file.read(MAX_INDEX_BYTES + 1)
     refuse_pointer(path, data)
@@ -120,47 +145,159 @@ def read_index(prefix: Path) -> dict[str, Entry]:
         raise PicogptError(f"{path}: {error}; is damaged or no index; fetch it again") from None
 
 
-def read_tensors(
-    prefix: Path, entries: dict[str, Entry], *, verify: bool = True
-) -> dict[str, np.ndarray]:
-    """Maps tensors from the disk, read-only; copies one only if it is unaligned or big-endian.
-
-    Args:
-        prefix: of the bundle.
-        entries: from its index, those that are wanted.
-        verify: compare each tensor's checksum, which reads all of it.
+def read_header(path: Path) -> dict[str, Entry]:
+    """Reads which tensors a safetensors file holds, or the shards that `*.index.json` lists.
 
     Raises:
-        PicogptError: a file is too short, a checksum is wrong, or a tensor needs TensorFlow, which
-            is not installed.
+        PicogptError: the file, or one of the shards, is damaged, cut short, or is none.
+        OSError: it cannot be read.
+    """
+    if path.suffix != ".json":
+        return _read_file_header(path)
+    shards = read_json(path).get("weight_map")
+    if not isinstance(shards, dict):
+        raise PicogptError(f"{path}: has no weight_map; expected the shard of each tensor")
+    files: dict[str, dict[str, Entry]] = {}
+    for name, file in shards.items():
+        if not isinstance(file, str) or not re.fullmatch(r"[\w.-]+\.safetensors", file):
+            raise PicogptError(f"{path}: {name} is in {file!r:.60}; expected a file beside this")
+        files.setdefault(file, {})
+    find_files(path.parent, *sorted(files))
+    files = {file: _read_file_header(path.with_name(file)) for file in files}
+    if lost := [name for name, file in shards.items() if name not in files[file]]:
+        raise PicogptError(f"{path}: {lost[0]} is not in {shards[lost[0]]}; fetch both again")
+    return {name: files[file][name] for name, file in shards.items()}
+
+
+def _read_file_header(path: Path) -> dict[str, Entry]:
+    _refuse_pipe(path)
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        head = file.read(8)
+        length = int.from_bytes(head, "little")
+        data = file.read(min(length, MAX_INDEX_BYTES))
+    refuse_pointer(path, head + data)
+    try:
+        if size < 8 or length > MAX_INDEX_BYTES:
+            raise _DamagedError("begins with no length of a header")
+        if length > size - 8:
+            raise PicogptError(f"{path}: {size} bytes; its header alone has {8 + length}")
+        entries = _parse_header(data, path)
+    except _DamagedError as error:
+        raise PicogptError(f"{path}: {error}; is damaged or no safetensors file") from None
+    end = max((entry.offset + entry.size for entry in entries.values()), default=8 + length)
+    if size != end:
+        raise PicogptError(f"{path}: {size} bytes; expected {end}; fetch it again")
+    return entries
+
+
+def _parse_header(data: bytes, path: Path) -> dict[str, Entry]:
+    try:
+        header = json.loads(data)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise _DamagedError("has a header that is no JSON object")
+    header.pop("__metadata__", None)
+    end = 8 + len(data)
+    entries = {name: _safetensors_entry(name, value, path, end) for name, value in header.items()}
+    for entry in sorted(entries.values(), key=lambda entry: (entry.offset, entry.size)):
+        if entry.offset != end:
+            raise _DamagedError("has tensors that do not lie one behind the other")
+        end += entry.size
+    return entries
+
+
+def _safetensors_entry(name: str, value: Any, path: Path, start: int) -> Entry:
+    fields = value if isinstance(value, dict) else {}
+    dtype, shape, places = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not (isinstance(dtype, str) and isinstance(shape, list) and isinstance(places, list)):
+        raise _DamagedError(f"{name:.100} has no dtype, shape or data_offsets")
+    is_whole = all(type(number) is int and 0 <= number < 1 << 48 for number in shape + places)
+    if not is_whole or len(shape) > MAX_AXES or len(places) != 2 or places[0] > places[1]:
+        raise _DamagedError(f"{name:.100} has an impossible shape or place")
+    dtype, size = SAFETENSORS_DTYPES.get(dtype, dtype), places[1] - places[0]
+    if dtype in BYTES_OF and math.prod(shape) * BYTES_OF[dtype] != size:
+        raise _DamagedError(f"{name:.100} has {size} bytes for the shape {tuple(shape)}")
+    return Entry(dtype, tuple(shape), path, start + places[0], size)
+
+
+def read_tensors(entries: dict[str, Entry], *, verify: bool = True) -> dict[str, np.ndarray]:
+    """Returns tensors in float32: mapped from the disk, read-only, or widened in memory.
+
+    Only those stored in another type, unaligned or big-endian are copied.
+
+    Args:
+        entries: from an index or a header, those that are wanted.
+        verify: compare each tensor's checksum, where there is one, which reads all of it.
+
+    Raises:
+        PicogptError: a file is too short, a checksum is wrong, a type is not a floating-point one,
+            or a tensor needs TensorFlow, which is not installed.
         OSError: a file cannot be read.
     """
     import google_crc32c
 
-    if verify and google_crc32c.implementation == "python":
+    has_checksums = any(entry.crc is not None for entry in entries.values())
+    if verify and has_checksums and google_crc32c.implementation == "python":
         warnings.warn("checksums not checked: google-crc32c lacks its C code", stacklevel=3)
         verify = False
     needed: dict[Path, int] = {}
     for entry in entries.values():
         needed[entry.file] = max(needed.get(entry.file, 0), entry.offset + entry.size)
-    shards = {file: _map(file, size) for file, size in needed.items()}
+    files = {file: _map(file, size) for file, size in needed.items()}
     tensors = {}
     for name, entry in entries.items():
-        if entry.unusual:
-            tensors[name] = _read_with_tensorflow(prefix, name, entry.unusual)
-            continue
-        data = shards[entry.file][entry.offset : entry.offset + entry.size]
-        if verify and _masked_crc(data) != entry.crc:
-            raise PicogptError(f"{entry.file}: {name} is damaged (wrong checksum); fetch it again")
-        tensor = data.view(entry.dtype).reshape(entry.shape)
-        tensors[name] = np.require(tensor, tensor.dtype.newbyteorder("="), "A")
+        if entry.is_sliced:
+            tensor = _read_with_tensorflow(name, entry)
+        elif entry.dtype not in BYTES_OF:
+            found = f"{name} has the type {entry.dtype}"
+            raise PicogptError(f"{entry.file}: {found}; expected a floating-point type")
+        elif entry.dtype == "float32" and entry.byte_order == "<" and not entry.offset % 4:
+            data = files[entry.file][entry.offset : entry.offset + entry.size]
+            _check_crc(name, entry, google_crc32c.value(data) if verify else None)
+            tensor = data.view("<f4")
+        else:
+            tensor = _widen(name, entry, verify)
+        tensors[name] = tensor.reshape(entry.shape)
     return tensors
+
+
+def _widen(name: str, entry: Entry, verify: bool) -> np.ndarray:
+    """A tensor read piece by piece, so that memory holds nothing but the result."""
+    import google_crc32c
+
+    tensor = np.empty(math.prod(entry.shape), np.float32)
+    crc, done = 0, 0
+    for start in range(0, entry.size, PIECE_BYTES):
+        n_bytes = min(PIECE_BYTES, entry.size - start)
+        data = np.fromfile(entry.file, np.uint8, n_bytes, offset=entry.offset + start)
+        crc = google_crc32c.extend(crc, data) if verify else crc
+        if entry.dtype == "bfloat16":  # the upper half of a float32
+            upper = data.view(f"{entry.byte_order}u2").astype(np.uint32)
+            piece = (upper << 16).view(np.float32)
+        else:
+            piece = data.view(np.dtype(entry.dtype).newbyteorder(entry.byte_order))
+        tensor[done : done + len(piece)] = piece
+        done += len(piece)
+    _check_crc(name, entry, crc if verify else None)
+    return tensor
+
+
+def _check_crc(name: str, entry: Entry, crc: int | None) -> None:
+    if crc is not None and entry.crc is not None and _mask(crc) != entry.crc:
+        raise PicogptError(f"{entry.file}: {name} is damaged (wrong checksum); fetch it again")
+
+
+def _refuse_pipe(file: Path) -> None:
+    if file.exists() and not file.is_file():  # to open a pipe would wait for ever
+        raise PicogptError(f"{file}: is no file; expected one with tensors")
 
 
 def _map(file: Path, size: int) -> np.ndarray:
     """The bytes of a file that must have `size` of them or more."""
-    if file.exists() and not file.is_file():  # to open a pipe would wait for ever
-        raise PicogptError(f"{file}: is no file; expected one of {size} bytes")
+    _refuse_pipe(file)
     with file.open("rb") as opened:
         found = opened.seek(0, 2)
         if found < size:
@@ -172,18 +309,20 @@ def _map(file: Path, size: int) -> np.ndarray:
         return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
-def _read_with_tensorflow(prefix: Path, name: str, reason: str) -> np.ndarray:
+def _read_with_tensorflow(name: str, entry: Entry) -> np.ndarray:
+    prefix = str(entry.file).rpartition(".data-")[0]
     try:
         import tensorflow  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
         raise PicogptError(
-            f"{prefix}.index: {name} {reason}, which only TensorFlow reads; "
+            f"{prefix}.index: {name} is stored in slices, which only TensorFlow reads; "
             'run "pip install picogpt[tensorflow]"'
         ) from None
     try:
-        return np.asarray(tensorflow.train.load_checkpoint(str(prefix)).get_tensor(name))
+        tensor = tensorflow.train.load_checkpoint(prefix).get_tensor(name)
     except tensorflow.errors.OpError as error:
         raise PicogptError(f"{prefix}.index: {name}: TensorFlow says: {error.message}") from None
+    return np.asarray(tensor, np.float32)
 
 
 def _read_entries(data: bytes, prefix: Path) -> dict[str, Entry]:
@@ -206,24 +345,21 @@ def _read_entries(data: bytes, prefix: Path) -> dict[str, Entry]:
         shard, offset, size = (_number(fields, number) for number in (3, 4, 5))
         shape = tuple(_number(axis, 1) for part in _parts(fields, 2) for axis in _parts(part, 2))
         number = _number(fields, 1)
+        dtype = TF_DTYPES.get(number, f"number {number}")
         if len(shape) > MAX_AXES or math.prod(n or 1 for n in shape) >> 48 or shard >= n_shards:
             raise _DamagedError(f"{name} has an impossible shape or shard")
-        if 7 in fields:
-            unusual = "is stored in slices"
-        elif number not in DTYPES:
-            unusual = f"has the type {OTHER_DTYPES.get(number, f'number {number}')}"
-        else:
-            unusual = ""
-            if math.prod(shape) * np.dtype(DTYPES[number]).itemsize != size:
-                raise _DamagedError(f"{name} has {size} bytes for the shape {shape}")
+        is_sliced = 7 in fields
+        if not is_sliced and dtype in BYTES_OF and math.prod(shape) * BYTES_OF[dtype] != size:
+            raise _DamagedError(f"{name} has {size} bytes for the shape {shape}")
         entries[name] = Entry(
-            dtype="<>"[byte_order] + DTYPES.get(number, ""),
+            dtype=dtype,
             shape=shape,
             file=prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{n_shards:05d}"),
             offset=offset,
             size=size,
             crc=_number(fields, 6),
-            unusual=unusual,
+            byte_order=">" if byte_order else "<",
+            is_sliced=is_sliced,
         )
     return entries
 
@@ -279,11 +415,14 @@ def _read_block(data: bytes, handle: _Cursor, earliest: int = 0) -> tuple[bytes,
     Blocks lie one behind the other; if one could be listed twice, a small file could hold work
     without end. Hence `earliest`, where it may begin.
     """
+    import google_crc32c
+
     offset, size = handle.varint(), handle.varint()
     end = offset + size
     if offset < earliest or end + TRAILER_BYTES > len(data) - FOOTER_BYTES:
         raise _DamagedError("has a block out of place")
-    if _masked_crc(data[offset : end + 1]) != int.from_bytes(data[end + 1 : end + 5], "little"):
+    crc = google_crc32c.value(data[offset : end + 1])
+    if _mask(crc) != int.from_bytes(data[end + 1 : end + 5], "little"):
         raise _DamagedError("has a block with a wrong checksum")
     if data[end]:
         raise _DamagedError(f"has a compressed block (type {data[end]})")
@@ -341,9 +480,6 @@ def _parts(fields: dict[int, list[int | bytes]], number: int) -> Iterator[Any]:
         yield _fields(value)
 
 
-def _masked_crc(data: Any) -> int:
-    """CRC-32C, turned and shifted as TensorFlow stores it."""
-    import google_crc32c
-
-    crc: int = google_crc32c.value(data)
+def _mask(crc: int) -> int:
+    """A CRC-32C turned and shifted, as TensorFlow stores it."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

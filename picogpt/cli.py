@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from . import __version__
+from .download import FILES, OFFICIAL, fetch, is_complete
 from .encoder import Encoder
 from .errors import PicogptError, one_line
 from .generation import stream_batch
-from .loader import default_model, find_model, load, load_encoder
+from .loader import BUNDLED, default_model, find_model, load, load_encoder, measure, verify
 
 GENERATE_HELP = """\
 PROMPT is one argument, so put it in quotes. Without it, or with -, the prompt is what stdin holds,
@@ -27,7 +28,8 @@ byte for byte. After -- it may begin with a dash; after the word generate it may
 another command. An empty prompt starts from the end-of-text token.
 
 Without --model, $PICOGPT_MODEL runs, else 124M if it lies in the weights folder, else tales, which
-comes with picogpt. The weights folder is $PICOGPT_WEIGHTS, else `picogpt` in the user's cache.
+comes with picogpt. The weights folder is --weights-dir, else $PICOGPT_WEIGHTS, else `picogpt` in
+the user's cache. An official model that is not there is fetched when it is named.
 
 examples:
   picogpt "Once upon a time" --n-tokens 100
@@ -37,6 +39,9 @@ examples:
 
 other commands (picogpt COMMAND --help):
   tokens TEXT           show how a text is cut into tokens
+  models                list the models, and whether and where they are here
+  download MODEL        fetch an official model
+  verify MODEL          check a model's files
 """
 TOKENS_HELP = """\
 Without TEXT, or with -, the text is what stdin holds. The vocabulary is GPT-2's, or --model's.
@@ -44,6 +49,21 @@ Without TEXT, or with -, the text is what stdin holds. The vocabulary is GPT-2's
 examples:
   picogpt tokens "Not all heroes wear capes."
   picogpt tokens --count - < story.txt
+"""
+DOWNLOAD_HELP = """\
+MODEL is 124M, 355M, 774M or 1558M (0.5, 1.4, 3.1 or 6.2 GB), or distilgpt2 (0.3 GB), which Hugging
+Face has only. Where it was interrupted it goes on, and files that are damaged are fetched again.
+Prints the folder.
+
+environment:
+  PICOGPT_BASE_URL      in place of OpenAI's https://openaipublic.blob.core.windows.net/gpt-2/models
+  HF_ENDPOINT           in place of https://huggingface.co
+  PICOGPT_OFFLINE=1     never connect
+  HTTPS_PROXY, REQUESTS_CA_BUNDLE and so on are those of the package requests
+"""
+VERIFY_HELP = """\
+Reads all of a model's files: its vocabulary, its tensors' names and shapes, their checksums where
+the format has them (TensorFlow's has, safetensors has none), and whether all numbers are finite.
 """
 
 
@@ -56,8 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if sys.stderr is None:  # closed: what is for it is lost, but must not go to stdout
         sys.stderr = io.StringIO()
-    from_stdin = args.text is None or (args.text == "-" and "--" not in arguments)
-    if from_stdin and (sys.stdin is None or (args.text is None and sys.stdin.isatty())):
+    text = getattr(args, "text", "")  # not every command takes one
+    from_stdin = text is None or (text == "-" and "--" not in arguments)
+    if from_stdin and (sys.stdin is None or (text is None and sys.stdin.isatty())):
         parser.print_usage(sys.stderr)
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -84,19 +105,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _parser(verb: str, text: str, description: str, help_: str) -> argparse.ArgumentParser:
+def _parser(verb: str, operand: str, description: str, help_: str) -> argparse.ArgumentParser:
     name = f"picogpt {verb}".strip()
     parser = argparse.ArgumentParser(
         prog=name,
-        usage=f"{name} [{text}] [options]",
+        usage=" ".join(filter(None, [name, operand, "[options]"])),
         description=description,
         epilog=help_,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--weights-dir", metavar="DIR", help="the folder of the official models")
+    return parser
+
+
+def _text_parser(verb: str, text: str, description: str, help_: str) -> argparse.ArgumentParser:
+    parser = _parser(verb, f"[{text}]", description, help_)
     parser.add_argument("text", nargs="?", type=_utf8, metavar=text, help="- reads it from stdin")
     parser.add_argument(
-        "--model", metavar="MODEL", help="tales, 124M, 355M, 774M, 1558M or a folder"
+        "--model", metavar="MODEL", help=f"{', '.join((*BUNDLED, *OFFICIAL))} or a folder"
     )
     parser.add_argument(
         "--allow-special",
@@ -107,7 +134,7 @@ def _parser(verb: str, text: str, description: str, help_: str) -> argparse.Argu
 
 
 def _generate_parser() -> argparse.ArgumentParser:
-    parser = _parser("", "PROMPT", "Continue a text with GPT-2.", GENERATE_HELP)
+    parser = _text_parser("", "PROMPT", "Continue a text with GPT-2.", GENERATE_HELP)
     whole = _number(int, 0, math.inf, "a whole number, 0 or more")
     add = parser.add_argument
     add("--echo", action="store_true", help="print the prompt before the text")
@@ -176,9 +203,29 @@ def _generate_parser() -> argparse.ArgumentParser:
 
 def _tokens_parser() -> argparse.ArgumentParser:
     description = "Show how a text is cut into tokens: their number, then the id and text of each."
-    parser = _parser("tokens", "TEXT", description, TOKENS_HELP)
+    parser = _text_parser("tokens", "TEXT", description, TOKENS_HELP)
     parser.add_argument("--count", action="store_true", help="print their number only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _models_parser() -> argparse.ArgumentParser:
+    description = "List the models: parameters, size, and whether and where they are here."
+    return _parser("models", "", description, "")
+
+
+def _download_parser() -> argparse.ArgumentParser:
+    parser = _parser("download", "MODEL", "Fetch an official model.", DOWNLOAD_HELP)
+    parser.add_argument("model", metavar="MODEL", help=", ".join(OFFICIAL))
+    parser.add_argument(
+        "--source", choices=list(FILES), help="where from (default: openai, if it has the model)"
+    )
+    return parser
+
+
+def _verify_parser() -> argparse.ArgumentParser:
+    parser = _parser("verify", "MODEL", "Check a model's files.", VERIFY_HELP)
+    parser.add_argument("model", metavar="MODEL", help="a model's name, or a folder")
     return parser
 
 
@@ -206,11 +253,11 @@ def _stop_text(argument: str) -> str:
 
 
 def _generate(args: argparse.Namespace) -> None:
-    model = default_model() if args.model is None else args.model
+    model = default_model(args.weights_dir) if args.model is None else args.model
     if args.model is None and sys.stderr.isatty():
         dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
-        print(f"{dim}model: {find_model(model)}{plain}", file=sys.stderr)
-    encoder, hparams, params = load(model)
+        print(f"{dim}model: {find_model(model, args.weights_dir)}{plain}", file=sys.stderr)
+    encoder, hparams, params = load(model, weights_dir=args.weights_dir)
     ids = encoder.encode(args.text, allow_special=args.allow_special)
     end = [] if encoder.end_of_text is None else [encoder.end_of_text]
     samples = args.n_samples > 1  # several texts are of use only if they differ
@@ -253,7 +300,11 @@ def _generate(args: argparse.Namespace) -> None:
 
 
 def _tokens(args: argparse.Namespace) -> None:
-    encoder = Encoder.gpt2() if args.model is None else load_encoder(find_model(args.model))
+    encoder = (
+        Encoder.gpt2()
+        if args.model is None
+        else load_encoder(find_model(args.model, args.weights_dir))
+    )
     ids = encoder.encode(args.text, allow_special=args.allow_special)
     pieces = [encoder.token_bytes(token) for token in ids]
     if args.count:
@@ -276,7 +327,51 @@ def _tokens(args: argparse.Namespace) -> None:
             print(f"{token:6} {on}{shown}{off}")
 
 
-VERBS = {"generate": (_generate_parser, _generate), "tokens": (_tokens_parser, _tokens)}
+def _models(args: argparse.Namespace) -> None:
+    print(f"{'model':<12}{'parameters':>14}{'MB':>8}  folder")
+    for name in (*BUNDLED, *OFFICIAL):
+        folder = find_model(name, args.weights_dir, fetch=False)
+        if name in BUNDLED or is_complete(folder):
+            n_parameters, n_bytes = measure(folder)
+            where = str(folder)
+        else:
+            n_parameters = OFFICIAL[name].n_parameters
+            n_bytes = 4 * n_parameters
+            where = f"not whole in {folder}" if folder.exists() else "not here"
+        print(f"{name:<12}{n_parameters:>14,}{round(n_bytes / 1e6):>8,}  {where}")
+
+
+def _download(args: argparse.Namespace) -> None:
+    folder = find_model(args.model, args.weights_dir, fetch=False)
+    if args.model in OFFICIAL:
+        fetch(args.model, folder, args.source)
+        load(folder, verify=False)  # do the files fit each other?
+    elif args.model not in BUNDLED:
+        names = ", ".join(OFFICIAL)
+        raise PicogptError(f"{args.model}: is a folder; what can be fetched is {names}")
+    print(folder)
+
+
+def _verify(args: argparse.Namespace) -> None:
+    model, warned = args.model, warnings.catch_warnings()
+    folder = find_model(model, args.weights_dir, fetch=False)
+    if model in OFFICIAL and not is_complete(folder):
+        raise PicogptError(f'{model}: is not whole in {folder}; run "picogpt download {model}"')
+    with warned:
+        warnings.filterwarnings("error", message="checksums not checked")
+        try:
+            print(f"{folder}: {verify(folder, is_official=model in OFFICIAL)}")
+        except UserWarning as warning:
+            raise PicogptError(f"{folder}: {warning}") from None
+
+
+VERBS = {
+    "generate": (_generate_parser, _generate),
+    "tokens": (_tokens_parser, _tokens),
+    "models": (_models_parser, _models),
+    "download": (_download_parser, _download),
+    "verify": (_verify_parser, _verify),
+}
 
 
 class _Text:

@@ -9,6 +9,7 @@ Source: openai/gpt-2, src/encoder.py; Sennrich et al., 2016 (the pair encoding).
 
 import codecs
 import heapq
+import json
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, pairwise
@@ -18,6 +19,8 @@ from .errors import PicogptError, find_files, read_json, read_text
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"  # Hugging Face's, which holds both of the others
+ADDED_FILE = "added_tokens.json"  # Hugging Face's, beside the two: tokens that no merge makes
+GPT2_N_VOCAB = 50257
 VOCABULARY_FILES = (
     f"encoder.json or vocab.json or {TOKENIZER_FILE}",
     f"vocab.bpe or merges.txt or {TOKENIZER_FILE}",
@@ -145,13 +148,14 @@ class Encoder:
                 found = f"merge {rank + 1} is {pair!r:.40}"
                 raise PicogptError(f"{found}; expected two tokens that join to a third")
 
-    def _check_complete(self) -> None:
+    def _check_complete(self, n_merged: int) -> None:
         """Raises PicogptError where a token cannot come about, as when the merges are cut short.
 
-        Special tokens, such as the end of text, stand in angle brackets and need no merge.
+        Ids from n_merged on, and special tokens in angle brackets, need no merge.
         """
         for token in self._loose:
-            if len(token) > 1 and not (token[0] == "<" and token[-1] == ">"):
+            is_special = (token[0] == "<" and token[-1] == ">") or self.encoder[token] >= n_merged
+            if len(token) > 1 and not is_special:
                 found = f"no merge makes {token!r:.40}"
                 raise PicogptError(f"{found}; expected one among the {len(self._ranks)}")
 
@@ -166,19 +170,49 @@ class Encoder:
         vocabulary, merges = find_files(Path(path).absolute(), *VOCABULARY_FILES)
         if TOKENIZER_FILE in (vocabulary.name, merges.name):
             vocabulary = merges = vocabulary.with_name(TOKENIZER_FILE)
+        return cls.from_files(vocabulary, merges)
+
+    @classmethod
+    def from_files(cls, vocabulary: Path, merges: Path) -> "Encoder":
+        """Reads the two files, whatever they are called, or `tokenizer.json` as both.
+
+        Raises:
+            PicogptError: one is damaged, or is of another kind of tokenizer.
+            OSError: one cannot be read.
+        """
+        if merges == vocabulary:
             encoder, lines = _read_tokenizer(vocabulary)
         else:
             encoder, lines = read_json(vocabulary), read_text(merges).splitlines()
             if lines and lines[0].startswith("#version"):
                 del lines[0]
+            n_merged = len(encoder)
+            added = vocabulary.with_name(ADDED_FILE)
+            if added.is_file():
+                _add_tokens(encoder, read_json(added))
         try:
             made = cls(encoder, lines)
             if merges != vocabulary:
-                made._check_complete()
+                made._check_complete(n_merged)
             return made
         except PicogptError as error:
             files = f"{vocabulary} and {merges.name}" if merges != vocabulary else f"{vocabulary}"
             raise PicogptError(f"{files}: {error}; fetch again") from None
+
+    def save(self, folder: Path) -> None:
+        """Writes Hugging Face's files: `vocab.json`, `merges.txt`, and `added_tokens.json` if need
+        be."""
+        is_added = {token for token in self._loose if len(token) > 1 and token != END_OF_TEXT}
+        vocabulary = {token: i for token, i in self.encoder.items() if token not in is_added}
+        added = {self.decode([i]): i for token, i in self.encoder.items() if token in is_added}
+        files = {
+            "vocab.json": json.dumps(vocabulary, ensure_ascii=False),
+            "merges.txt": "\n".join(["#version: 0.2", *self._ranks]),
+        }
+        if added:
+            files[ADDED_FILE] = json.dumps(added, ensure_ascii=False, indent=2)
+        for name, text in files.items():
+            (folder / name).write_text(f"{text}\n", encoding="utf-8", newline="\n")
 
     @classmethod
     def gpt2(cls) -> "Encoder":
@@ -360,11 +394,18 @@ def _read_tokenizer(path: Path) -> tuple[dict[str, int], list[str]]:
                 raise PicogptError(f"{path}: {name} is {found!r:.60}; GPT-2's is {wanted!r}")
         encoder = dict(model["vocab"])
         lines = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-        for token in settings.get("added_tokens") or []:
-            encoder.setdefault(token["content"], token["id"])
+        added = settings.get("added_tokens") or []
+        _add_tokens(encoder, {token["content"]: token["id"] for token in added})
     except PicogptError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         found = f"{type(error).__name__}: {error}"
         raise PicogptError(f"{path}: is no tokenizer of Hugging Face's format ({found})") from None
     return encoder, lines
+
+
+def _add_tokens(encoder: dict[str, int], added: dict[str, int]) -> None:
+    """Adds tokens given as text, such as special ones, in the characters that stand for bytes."""
+    for text, token in added.items():
+        characters = "".join(BYTE_TO_CHARACTER[byte] for byte in text.encode("utf-8", "replace"))
+        encoder.setdefault(text if text in encoder else characters, token)

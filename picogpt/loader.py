@@ -1,7 +1,7 @@
 """Which models there are, where they lie, and how a checkpoint becomes the parameter tree.
 
-`params` is a nested dict whose keys are the arguments of the functions in `model.py`; h is
-n_embd / n_head. All arrays are float32:
+`params` is a nested dict whose keys are the arguments of the functions in `model.py`. All arrays
+are float32:
 
     wte [n_vocab, n_embd]               token embeddings, and the output head
     wpe [n_ctx, n_embd]                 position embeddings
@@ -14,37 +14,61 @@ n_embd / n_head. All arrays are float32:
                 c_proj  w [4 * n_embd, n_embd], b [n_embd]
     ln_f    g, b [n_embd]
 
-Source: the release of openai/gpt-2, whose checkpoints name these model/wte, model/h0/attn/c_attn/w
-and so on, and give the `w` a leading axis of length 1.
+and only where a checkpoint has them: lm_head [n_vocab, n_embd], an output head of its own; eps, a
+number beside g and b, where it is not 1e-5; and another width than 4 * n_embd between c_fc and
+c_proj.
+
+Sources: the release of openai/gpt-2, whose checkpoints name these model/wte, model/h0/attn/c_attn/w
+and so on, and give the `w` a leading axis of length 1; transformers' GPT2LMHeadModel, which names
+them transformer.wte.weight, transformer.h.0.attn.c_attn.weight and so on.
 """
 
+import json
+import math
 import os
 import re
+import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import checkpoint
-from .encoder import VOCABULARY_FILES, Encoder
+from . import checkpoint, download
+from .checkpoint import Entry
+from .download import OFFICIAL
+from .encoder import GPT2_N_VOCAB, VOCABULARY_FILES, Encoder
 from .errors import PicogptError, find_files, read_json
 
 BUNDLED = ("tales",)
-OFFICIAL = ("124M", "355M", "774M", "1558M")
 OLD_NAMES = {"117M": "124M", "345M": "355M"}
-OFFICIAL_FILES = (
-    "checkpoint",
-    "encoder.json",
-    "hparams.json",
-    "model.ckpt.data-00000-of-00001",
-    "model.ckpt.index",
-    "vocab.bpe",
-)
-HPARAMS = ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer")
+TENSORFLOW_FILES = ("hparams.json", "checkpoint or *.index")
+SAFETENSORS_FILES = ("config.json", "model.safetensors or model.safetensors.index.json")
+HPARAMS = {  # their names in config.json
+    "n_vocab": "vocab_size",
+    "n_ctx": "n_positions",
+    "n_embd": "n_embd",
+    "n_head": "n_head",
+    "n_layer": "n_layer",
+}
+# What config.json may say, first what it means to leave it out. Three more names of the same gelu
+# are allowed. `reorder_and_upcast_attn` is not listed, since it changes nothing in float32.
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+    "quantization_config": (None,),
+}
+EPS = 1e-5  # of layer_norm, unless the settings say otherwise
+BODY = "transformer."  # may come before all names but that of the head
+HEAD = "lm_head.weight"
+OWN = re.compile(r"(wte|wpe|h|ln_f|lm_head)\.")  # other names are of heads for other purposes
+MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # constants, stored by older versions
+MAX_PADDING = 1024  # rows of wte beyond the vocabulary; more, and it is another model's
 MAX_TOLD = 100  # of what is wrong with a checkpoint
-GPT2_N_VOCAB = 50257  # a folder that has no vocabulary but this size gets GPT-2's
 HEADS = {768: 12, 1024: 16, 1280: 20, 1600: 25}  # of the official models, by n_embd
 
 
@@ -56,20 +80,44 @@ class Model(NamedTuple):
     params: dict[str, Any]
 
 
+class _Checkpoint(NamedTuple):
+    """A folder's weights, not yet read."""
+
+    settings: Path
+    hparams: dict[str, int]
+    where: Path  # lists the tensors
+    entries: dict[str, Entry]  # the model's tensors by their names there
+    rename: Callable[[str], str]  # from their names in OpenAI's release
+    has_head: bool = False
+    eps: float = EPS
+
+    def tree(self, leaf: Callable[[str, tuple[int, ...]], Any]) -> dict[str, Any]:
+        """The parameter tree, with leaf(name there, shape) for each array."""
+        n_embd = self.hparams["n_embd"]
+        c_fc = self.entries.get(self.rename("model/h0/mlp/c_fc/w"))
+        is_fit = c_fc is not None and len(c_fc.shape) > 1 and c_fc.shape[-2] == n_embd
+        n_inner = c_fc.shape[-1] if c_fc and is_fit else None
+        renamed = lambda name, shape: leaf(self.rename(name), shape)  # noqa: E731
+        return _parameter_tree(self.hparams, renamed, n_inner, self.has_head, self.eps)
+
+
 def load(model: str | Path, *, weights_dir: str | Path | None = None, verify: bool = True) -> Model:
     """Loads a model: its encoder, its hyperparameters and its parameter tree.
 
     Args:
         model: "tales", which comes with picogpt; an official size, "124M", "355M", "774M" or
-            "1558M", which must lie in the weights folder; or a folder ("./124M", or a Path, is a
-            folder; "124M" is the model).
+            "1558M", or "distilgpt2", fetched into the weights folder if it is not there yet; or a
+            folder in OpenAI's or Hugging Face's layout ("./124M", or a Path, is a folder; "124M"
+            is the model), which is never written to.
         weights_dir: the weights folder; default: $PICOGPT_WEIGHTS, else `picogpt` in the user's
             cache folder.
-        verify: compare the checksums of all tensors, which reads them once.
+        verify: compare the checksums of all tensors, where the format has them, which reads them
+            once.
 
     Returns:
         (encoder, hparams, params), a named tuple. hparams has n_vocab, n_ctx, n_embd, n_head and
-        n_layer. The arrays are mapped from the files, read-only; float16 is widened to float32.
+        n_layer. Arrays stored in float32 are mapped from the files, read-only; others are widened
+        to it. Rows of wte that pad the vocabulary, so that no text can come of them, are cut off.
 
     Raises:
         PicogptError: there is no such model, or something is wrong with its files.
@@ -79,19 +127,53 @@ def load(model: str | Path, *, weights_dir: str | Path | None = None, verify: bo
     256
     """
     folder = find_model(model, weights_dir)
-    vocabulary_files = () if _borrows_vocabulary(folder) else VOCABULARY_FILES
-    find_files(folder, "hparams.json", "checkpoint or *.index", *vocabulary_files)
-    hparams = _read_hparams(folder / "hparams.json")
-    prefix = checkpoint.find_checkpoint(folder)
-    index = checkpoint.read_index(prefix)
-    shapes = _tensor_shapes(hparams, index, f"{prefix}.index")
-    tensors = checkpoint.read_tensors(prefix, {name: index[name] for name in shapes}, verify=verify)
-    params = _parameter_tree(hparams, lambda name, _: _to_float32(tensors[name], name))
+    source = _open(folder)
+    hparams = source.hparams
+    wanted = {name: source.entries[name] for name in _tensor_shapes(source)}
+    tensors = checkpoint.read_tensors(wanted, verify=verify)
+    params = source.tree(lambda name, shape: tensors[name].reshape(shape))
+    if source.has_head and np.array_equal(params["lm_head"], params["wte"]):
+        del params["lm_head"]  # a copy
     encoder = load_encoder(folder)
-    if encoder.n_vocab != hparams["n_vocab"]:
-        found = f"{folder}: the vocabulary has {encoder.n_vocab} tokens"
-        raise PicogptError(f"{found}; hparams.json and the weights have {hparams['n_vocab']}")
-    return Model(encoder, hparams, params)
+    n_vocab = encoder.n_vocab
+    if not n_vocab <= hparams["n_vocab"] < n_vocab + MAX_PADDING:
+        found = f"{folder}: the vocabulary has {n_vocab} tokens"
+        said = f"{source.settings.name} and the weights have {hparams['n_vocab']}"
+        raise PicogptError(f"{found}; {said}")
+    for name in {"wte", "lm_head"} & params.keys():
+        params[name] = params[name][:n_vocab]
+    return Model(encoder, hparams | {"n_vocab": n_vocab}, params)
+
+
+def verify(folder: Path, *, is_official: bool = False) -> str:
+    """Reads all of a model's files, as `load` does, and looks for numbers that are not finite.
+
+    Returns what was checked, in words.
+
+    Raises:
+        PicogptError: something is wrong.
+        OSError: a file cannot be read.
+    """
+    if is_official:
+        for name in sum(download.FILES.values(), ()):
+            if (folder / name).is_file():
+                download.check(folder / name)
+    source = _open(folder)
+    _, _, params = load(folder)
+    arrays = list(_leaves(params, params))
+    for path, _, array in arrays:
+        if not np.isfinite(array).all():
+            raise PicogptError(f"{folder}: {path} holds nan or infinity; fetch it again")
+    has_checksums = any(entry.crc is not None for entry in source.entries.values())
+    checksums = "checksums right" if has_checksums else "no checksums in this format"
+    return f"{len(arrays)} tensors, {checksums}, all numbers finite"
+
+
+def measure(folder: Path) -> tuple[int, int]:
+    """Returns the number of a model's parameters, and the size of its folder in bytes."""
+    sizes: list[int] = []
+    _open(folder).tree(lambda _, shape: sizes.append(math.prod(shape)))
+    return sum(sizes), sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
 def load_encoder(folder: Path) -> Encoder:
@@ -104,18 +186,100 @@ def load_encoder(folder: Path) -> Encoder:
 
 
 def _borrows_vocabulary(folder: Path) -> bool:
-    hparams, names = folder / "hparams.json", " or ".join(VOCABULARY_FILES).split(" or ")
-    if not hparams.is_file() or any((folder / name).is_file() for name in names):
+    names = " or ".join(VOCABULARY_FILES).split(" or ")
+    if any((folder / name).is_file() for name in names):
         return False
-    return bool(read_json(hparams).get("n_vocab") == GPT2_N_VOCAB)
+    settings = {"hparams.json": "n_vocab", "config.json": "vocab_size"}
+    found = [folder / name for name in settings if (folder / name).is_file()]
+    return any(read_json(path).get(settings[path.name]) == GPT2_N_VOCAB for path in found)
 
 
-def default_model() -> str:
+def save(
+    folder: str | Path, encoder: Encoder, hparams: dict[str, int], params: dict[str, Any]
+) -> None:
+    """Writes a model in Hugging Face's layout, for `load` and for transformers.
+
+    Args:
+        folder: where to; must not exist yet, or be empty. It appears when it is complete.
+        encoder, hparams, params: as `load` returns them.
+
+    Raises:
+        PicogptError: the folder holds something, the three do not fit each other, or safetensors
+            is not installed.
+        OSError: a file cannot be written.
+    """
+    try:
+        from safetensors.numpy import save_file
+    except ImportError:
+        raise PicogptError(
+            'safetensors: is not installed; run "pip install picogpt[safetensors]"'
+        ) from None
+    folder = Path(folder).absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise PicogptError(f"{folder}: holds something already; choose a new folder")
+    if encoder.n_vocab != hparams["n_vocab"]:
+        found = f"encoder: has {encoder.n_vocab} tokens"
+        raise PicogptError(f"{found}; hparams have {hparams['n_vocab']}")
+    eps = params["ln_f"].get("eps", EPS)
+    n_inner = params["blocks"][0]["mlp"]["c_fc"]["b"].shape[-1]
+    names = _parameter_tree(
+        hparams, lambda name, shape: (name, shape), n_inner, "lm_head" in params, eps
+    )
+    tensors = {}
+    for path, (name, shape), tensor in _leaves(names, params):
+        if tensor.shape != shape:
+            raise PicogptError(f"{path}: is {tensor.shape}; expected {shape} by hparams")
+        name = _hugging_face_name(name)
+        name = name if name == HEAD else BODY + name
+        tensors[name] = np.ascontiguousarray(tensor, np.float32)
+    config = {
+        "architectures": ["GPT2LMHeadModel"],
+        **{name: allowed[0] for name, allowed in SETTINGS.items() if allowed[0] is not None},
+        **{theirs: hparams[name] for name, theirs in HPARAMS.items()},
+        "n_inner": n_inner,
+        "layer_norm_epsilon": eps,
+        "tie_word_embeddings": "lm_head" not in params,
+        "bos_token_id": encoder.end_of_text,
+        "eos_token_id": encoder.end_of_text,
+        "dtype": "float32",
+    }
+    part = folder.with_name(f"{folder.name}.part")
+    part.mkdir(parents=True)
+    try:
+        save_file(tensors, part / "model.safetensors", {"format": "pt"})
+        encoder.save(part)
+        text = json.dumps(config, indent=2)
+        (part / "config.json").write_text(f"{text}\n", encoding="utf-8")
+        part.replace(folder)
+    except BaseException:
+        shutil.rmtree(part)
+        raise
+
+
+def _leaves(names: Any, params: Any, path: str = "params") -> Iterator[tuple[str, Any, Any]]:
+    """Yields (path, name, array) for each leaf of two trees that must have the same form."""
+    if isinstance(names, dict):
+        found = set(params) if isinstance(params, dict) else {type(params).__name__}
+        if found - {"eps"} != set(names) - {"eps"}:
+            wanted = ", ".join(names)
+            raise PicogptError(f"{path}: holds {', '.join(map(str, found))}; expected {wanted}")
+        for key, name in names.items():
+            if key != "eps":
+                yield from _leaves(name, params[key], f"{path}/{key}")
+    elif isinstance(names, list):
+        if len(params) != len(names):
+            raise PicogptError(f"{path}: has {len(params)} layers; expected {len(names)}")
+        for i, name in enumerate(names):
+            yield from _leaves(name, params[i], f"{path}/{i}")
+    else:
+        yield path, names, params
+
+
+def default_model(weights_dir: str | Path | None = None) -> str:
     """The model to run when none is named: $PICOGPT_MODEL, else 124M if it is there, else tales."""
     if model := os.environ.get("PICOGPT_MODEL"):
         return model
-    folder = weights_folder() / "124M"
-    return "124M" if all((folder / name).is_file() for name in OFFICIAL_FILES) else "tales"
+    return "124M" if download.is_complete(weights_folder(weights_dir) / "124M") else "tales"
 
 
 def weights_folder(weights_dir: str | Path | None = None) -> Path:
@@ -127,27 +291,31 @@ def weights_folder(weights_dir: str | Path | None = None) -> Path:
     return platformdirs.user_cache_path("picogpt", appauthor=False)
 
 
-def find_model(model: str | Path, weights_dir: str | Path | None = None) -> Path:
+def find_model(
+    model: str | Path, weights_dir: str | Path | None = None, *, fetch: bool = True
+) -> Path:
     """Returns the folder of a model, absolute.
 
+    Args:
+        model, weights_dir: as for `load`.
+        fetch: an official one that is not complete; else it is returned as it is.
+
     Raises:
-        PicogptError: no model is called that, or the official one is not in the weights folder.
+        PicogptError: no model is called that, or it cannot be fetched.
     """
     if model in BUNDLED:
         return _bundled_folder() / model
     if model in OFFICIAL:
         folder = weights_folder(weights_dir) / str(model)
-        try:
-            find_files(folder, *OFFICIAL_FILES)
-        except PicogptError as error:
-            raise PicogptError(f"{error}; put the files of OpenAI's release there") from None
+        if fetch and not download.is_complete(folder):
+            download.fetch(str(model), folder)
         return folder
     if model in OLD_NAMES:
         raise PicogptError(f"{model}: was renamed; use {OLD_NAMES[str(model)]}")
     folder = Path(model).absolute()
     is_name = isinstance(model, str) and not re.search(r"[/\\]", model)
     if is_name and not (model and folder.is_dir()):
-        names = ", ".join(BUNDLED + OFFICIAL)
+        names = ", ".join((*BUNDLED, *OFFICIAL))
         raise PicogptError(f"{model}: neither a model nor a folder; the models are {names}")
     return folder
 
@@ -161,13 +329,91 @@ def _bundled_folder() -> Path:
         return Path(str(resources.files("picogpt"))).parent / "weights"
 
 
-def _read_hparams(path: Path) -> dict[str, int]:
+def _open(folder: Path) -> _Checkpoint:
+    """Finds out which layout a folder has, and reads its settings and the list of its tensors."""
+    has_index = any(path.is_file() for path in folder.glob("*.index"))
+    safetensors = [folder / name for name in SAFETENSORS_FILES[1].split(" or ")]
+    has_safetensors = any(path.is_file() for path in safetensors)
+    is_openais = (folder / "hparams.json").is_file() and (has_index or not has_safetensors)
+    is_hugging_faces = (folder / "config.json").is_file() and (has_safetensors or not has_index)
+    vocabulary = () if _borrows_vocabulary(folder) else VOCABULARY_FILES
+    if is_openais and is_hugging_faces and has_index and has_safetensors:
+        raise PicogptError(
+            f"{folder}: holds two models, hparams.json with *.index and config.json with "
+            "*.safetensors; expected one; move the other elsewhere"
+        )
+    if is_openais:
+        find_files(folder, *TENSORFLOW_FILES, *vocabulary)
+        return _open_tensorflow(folder)
+    if not is_hugging_faces:
+        both = zip(TENSORFLOW_FILES, SAFETENSORS_FILES, strict=True)
+        find_files(folder, *map(" or ".join, both), *vocabulary)
+    if not has_safetensors and (pickles := sorted(folder.glob("*.bin"))):
+        raise PicogptError(
+            f"{pickles[0]}: is a pickle, which can run code when it is read; expected "
+            "model.safetensors; if you trust it, load it in transformers and save_pretrained it"
+        )
+    found = find_files(folder, *SAFETENSORS_FILES, *vocabulary)
+    return _open_safetensors(found[0], found[1])
+
+
+def _open_tensorflow(folder: Path) -> _Checkpoint:
+    settings = folder / "hparams.json"
+    hparams = _read_hparams(settings, {name: name for name in HPARAMS})
+    prefix = checkpoint.find_checkpoint(folder)
+    index = {
+        name: entry
+        for name, entry in checkpoint.read_index(prefix).items()
+        if name.startswith("model/")
+    }
+    return _Checkpoint(settings, hparams, Path(f"{prefix}.index"), index, lambda name: name)
+
+
+def _open_safetensors(settings: Path, where: Path) -> _Checkpoint:
+    config = read_json(settings)
+    for name, allowed in SETTINGS.items():
+        if (value := config.get(name, allowed[0])) not in allowed:
+            raise PicogptError(f"{settings}: {name} is {value!r:.60}; expected {allowed[0]!r}")
+    hparams = _read_hparams(settings, HPARAMS)
+    eps = config.get("layer_norm_epsilon", EPS)
+    if not isinstance(eps, float | int) or not 0 < eps < 1:
+        raise PicogptError(f"{settings}: layer_norm_epsilon is {eps!r:.40}; expected 1e-5 or so")
+    everything = checkpoint.read_header(where)
+    prefix = BODY if any(name.startswith(BODY) for name in everything) else ""
+    index = {
+        name: entry
+        for name, entry in everything.items()
+        if OWN.match(name.removeprefix(prefix)) and not MASK.fullmatch(name.removeprefix(prefix))
+    }
+
+    def rename(name: str) -> str:
+        name = _hugging_face_name(name)
+        return name if name == HEAD else prefix + name
+
+    is_tied = config.get("tie_word_embeddings", True) is not False
+    if is_tied and HEAD in index and rename("model/wte") not in index:
+        index[rename("model/wte")] = index.pop(HEAD)
+    return _Checkpoint(
+        settings, hparams, where, index, rename, HEAD in index or not is_tied, float(eps)
+    )
+
+
+def _hugging_face_name(name: str) -> str:
+    """model/h0/attn/c_attn/w is h.0.attn.c_attn.weight there."""
+    if name == "model/lm_head":
+        return HEAD
+    *path, last = re.sub(r"/h(\d+)/", r"/h/\1/", name).split("/")[1:]
+    ends = {"g": "weight", "w": "weight", "b": "bias"}
+    return ".".join([*path, ends.get(last, f"{last}.weight")])
+
+
+def _read_hparams(path: Path, names: dict[str, str]) -> dict[str, int]:
     values = read_json(path)
-    for name in HPARAMS:
+    for name in names.values():
         value = values.get(name)
         if type(value) is not int or not 0 < value < 1 << 31:
             raise PicogptError(f"{path}: {name} is {value!r:.40}; expected a positive integer")
-    hparams = {name: values[name] for name in HPARAMS}
+    hparams = {name: values[theirs] for name, theirs in names.items()}
     n_embd, n_head = hparams["n_embd"], hparams["n_head"]
     if n_embd % n_head:
         raise PicogptError(f"{path}: n_head={n_head} does not divide n_embd={n_embd}")
@@ -175,22 +421,28 @@ def _read_hparams(path: Path) -> dict[str, int]:
         warnings.warn(
             f"{path}: n_head={n_head} is unusual for n_embd={n_embd}, "
             f"official models have {HEADS[n_embd]}; shapes cannot tell which is right",
-            stacklevel=3,
+            stacklevel=5,
         )
     return hparams
 
 
 def _parameter_tree(
-    hparams: dict[str, int], leaf: Callable[[str, tuple[int, ...]], Any]
+    hparams: dict[str, int],
+    leaf: Callable[[str, tuple[int, ...]], Any],
+    n_inner: int | None = None,
+    has_head: bool = False,
+    eps: float = EPS,
 ) -> dict[str, Any]:
-    """Builds the tree, with leaf(tensor name, shape in the checkpoint) for each array."""
+    """Builds the tree, with leaf(name in OpenAI's release, shape) for each array."""
     n_embd = hparams["n_embd"]
+    n_inner = n_inner or 4 * n_embd
 
     def norm(name: str) -> dict[str, Any]:
-        return {"g": leaf(f"{name}/g", (n_embd,)), "b": leaf(f"{name}/b", (n_embd,))}
+        arrays = {"g": leaf(f"{name}/g", (n_embd,)), "b": leaf(f"{name}/b", (n_embd,))}
+        return arrays if eps == EPS else arrays | {"eps": eps}
 
     def conv(name: str, n_in: int, n_out: int) -> dict[str, Any]:
-        return {"w": leaf(f"{name}/w", (1, n_in, n_out)), "b": leaf(f"{name}/b", (n_out,))}
+        return {"w": leaf(f"{name}/w", (n_in, n_out)), "b": leaf(f"{name}/b", (n_out,))}
 
     def block(name: str) -> dict[str, Any]:
         return {
@@ -201,38 +453,41 @@ def _parameter_tree(
             },
             "ln_2": norm(f"{name}/ln_2"),
             "mlp": {
-                "c_fc": conv(f"{name}/mlp/c_fc", n_embd, 4 * n_embd),
-                "c_proj": conv(f"{name}/mlp/c_proj", 4 * n_embd, n_embd),
+                "c_fc": conv(f"{name}/mlp/c_fc", n_embd, n_inner),
+                "c_proj": conv(f"{name}/mlp/c_proj", n_inner, n_embd),
             },
         }
 
-    return {
+    params = {
         "wte": leaf("model/wte", (hparams["n_vocab"], n_embd)),
         "wpe": leaf("model/wpe", (hparams["n_ctx"], n_embd)),
         "blocks": [block(f"model/h{i}") for i in range(hparams["n_layer"])],
         "ln_f": norm("model/ln_f"),
     }
+    if has_head:
+        params["lm_head"] = leaf("model/lm_head", (hparams["n_vocab"], n_embd))
+    return params
 
 
-def _tensor_shapes(
-    hparams: dict[str, int], index: dict[str, checkpoint.Entry], where: str
-) -> dict[str, tuple[int, ...]]:
+def _tensor_shapes(source: _Checkpoint) -> dict[str, tuple[int, ...]]:
     """The names and shapes of the tensors that the model needs, all of them in the index.
 
-    What lies outside `model/`, or below another tensor (an optimizer's slots), is not the model's.
+    What lies below another tensor (an optimizer's slots) is not the model's. A leading axis of
+    length 1 of a weight is as good as none.
 
     Raises:
         PicogptError: names all that are missing, unexpected or of another shape; a layer that is
             missing or unexpected as a whole, and a shape that is wrong in many layers, count once.
     """
+    hparams, index, settings = source.hparams, source.entries, source.settings.name
     if hparams["n_layer"] > len(index):
         found = f"n_layer={hparams['n_layer']}"
-        raise PicogptError(f"{where}: {len(index)} tensors; hparams.json says {found}")
+        raise PicogptError(f"{source.where}: {len(index)} tensors; {settings} says {found}")
     shapes: dict[str, tuple[int, ...]] = {}
-    _parameter_tree(hparams, shapes.__setitem__)
+    source.tree(shapes.__setitem__)
 
     def layer(name: str) -> str:
-        return "/".join(name.split("/")[:2])
+        return re.sub(r"\b(h[/.]?\d+)[/.].*", r"\1", name)
 
     def is_slot(name: str) -> bool:
         parts = name.split("/", 6)  # no tensor of a GPT-2 has more
@@ -241,20 +496,22 @@ def _tensor_shapes(
 
     there, known = set(map(layer, index)), set(map(layer, shapes))
     missing = [name for name in shapes if name not in index]
-    unexpected = [
-        name
-        for name in index
-        if name.startswith("model/") and name not in shapes and not is_slot(name)
-    ]
+    unexpected = [name for name in index if name not in shapes and not is_slot(name)]
     problems = [f"missing {name if layer(name) in there else layer(name)}" for name in missing]
     problems += [
         f"unexpected {name if layer(name) in known else layer(name)}" for name in unexpected
     ]
     wrong: dict[str, list[str]] = {}  # by the name and shapes in any layer: those in each layer
+    turned = []
     for name, shape in shapes.items():
-        if name in index and index[name].shape != shape:
-            what = f"{name} is {index[name].shape}, expected {shape}"
-            wrong.setdefault(re.sub(r"/h\d+/", "/h*/", what), []).append(what)
+        stored = index[name].shape if name in index else shape
+        has_leading = len(stored) == 3 and stored[0] == 1
+        bare = stored[1:] if has_leading else stored
+        if bare == shape:
+            continue
+        turned.append(bare == shape[::-1])
+        what = f"{name} is {stored}, expected {(1, *shape) if has_leading else shape}"
+        wrong.setdefault(re.sub(r"\bh([/.]?)\d+", r"h\1*", what), []).append(what)
     for anywhere, each in wrong.items():
         problems += [anywhere] if len(each) == hparams["n_layer"] else each
     if problems:
@@ -262,12 +519,7 @@ def _tensor_shapes(
         problems = list(dict.fromkeys(problems))
         rest = [f"and {len(problems) - MAX_TOLD} more"] if len(problems) > MAX_TOLD else []
         what = "; ".join(problems[:MAX_TOLD] + rest)
-        raise PicogptError(f"{where}: does not fit hparams.json ({sizes}): {what}")
+        if turned and all(turned):
+            what += "; the weights lie as in torch.nn.Linear: transpose each, the square ones too"
+        raise PicogptError(f"{source.where}: does not fit {settings} ({sizes}): {what}")
     return shapes
-
-
-def _to_float32(tensor: np.ndarray, name: str) -> np.ndarray:
-    """The tensor as it is if it is float32, else a copy; without the leading 1 of a `w`."""
-    if tensor.dtype.name not in ("float32", "float16", "float64", "bfloat16"):
-        raise PicogptError(f"{name}: has the type {tensor.dtype}; expected a floating-point type")
-    return (tensor[0] if tensor.ndim == 3 else tensor).astype(np.float32, copy=False)

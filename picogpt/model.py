@@ -108,11 +108,12 @@ def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask, past=None, n_past=
     return x + ffn(layer_norm(x, **ln_2), **mlp)
 
 
-def gpt2(inputs, wte, wpe, blocks, ln_f, n_head, *, n_pad=0, cache=None, last=False):
+def gpt2(inputs, wte, wpe, blocks, ln_f, n_head, *, lm_head=None, n_pad=0, cache=None, last=False):
     """Token ids to logits: row i scores every token of the vocabulary as the one after inputs[i].
 
     With a cache (see `new_cache`), inputs are the tokens after those it has seen. The first n_pad
     tokens of all, or of each row ([batch]), are padding. With `last`, only the last row is made.
+    The output head is the embedding of the tokens, unless the model has an lm_head of its own.
 
     inputs [n_q] or [batch, n_q], integers, n_past + n_q <= n_ctx -> [..., n_q, n_vocab]
     """
@@ -129,4 +130,4 @@ def gpt2(inputs, wte, wpe, blocks, ln_f, n_head, *, n_pad=0, cache=None, last=Fa
     if cache:
         cache["n_past"] += ids.shape[-1]
     x = layer_norm(x[..., -1:, :] if last else x, **ln_f)
-    return linear(x, wte.T)
+    return linear(x, (wte if lm_head is None else lm_head).T)

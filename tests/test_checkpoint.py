@@ -1,8 +1,10 @@
-"""TensorFlow's files, read right, or refused in one line."""
+"""TensorFlow's files and safetensors, read right, or refused in one line."""
 
+import json
 import os
 import random
 import struct
+import sys
 import warnings
 
 import google_crc32c
@@ -10,16 +12,19 @@ import numpy as np
 import pytest
 from conftest import DATA
 
-from picogpt import PicogptError
-from picogpt.checkpoint import _masked_crc, find_checkpoint, read_index, read_tensors
+from picogpt import PicogptError, checkpoint
+from picogpt.checkpoint import _mask, find_checkpoint, read_header, read_index, read_tensors
 
 INDEX = (DATA / "plain" / "model.ckpt.index").read_bytes()
 
 
 def read(folder, **options):
-    prefix = find_checkpoint(folder)
-    index = read_index(prefix)
-    return read_tensors(prefix, {n: e for n, e in index.items() if "model/" in n}, **options)
+    index = read_index(find_checkpoint(folder))
+    return read_tensors({n: e for n, e in index.items() if "model/" in n}, **options)
+
+
+def _masked_crc(data):
+    return _mask(google_crc32c.value(data))
 
 
 def footer(data):
@@ -60,10 +65,23 @@ def test_tensors_equal_the_writers_bit_for_bit(name, expected):
         assert tensors[n].tobytes() == value.tobytes()
 
 
-def test_float16_stays_as_it_is(expected):
+@pytest.mark.parametrize("piece", [1 << 22, 100, 2])
+def test_float16_is_widened_piece_by_piece(expected, monkeypatch, piece):
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", piece)
     for name, tensor in read(DATA / "float16").items():
-        assert tensor.dtype == np.float16
-        assert tensor.tobytes() == expected[name].astype(np.float16).tobytes()
+        assert tensor.dtype == np.float32
+        assert (tensor == expected[name].astype(np.float16)).all()
+
+
+def test_a_flipped_bit_of_a_float16_is_seen(model_folder):
+    folder = model_folder("float16")
+    path = folder / "model.ckpt.data-00000-of-00001"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(PicogptError, match=r"model/wte is damaged \(wrong checksum\)"):
+        read(folder)
+    read(folder, verify=False)
 
 
 def test_tensors_are_mapped_and_read_only():
@@ -108,9 +126,9 @@ def test_unaligned_tensors_are_copied(model_folder, expected):
     folder = model_folder()
     data = folder / "model.ckpt.data-00000-of-00001"
     data.write_bytes(b"x" + data.read_bytes())
-    prefix = folder / "model.ckpt"
-    entries = {n: e._replace(offset=e.offset + 1) for n, e in read_index(prefix).items()}
-    for name, tensor in read_tensors(prefix, entries).items():
+    index = read_index(folder / "model.ckpt")
+    entries = {n: e._replace(offset=e.offset + 1) for n, e in index.items()}
+    for name, tensor in read_tensors(entries).items():
         assert tensor.flags.aligned
         assert (tensor == expected[name]).all()
 
@@ -172,19 +190,13 @@ def test_a_missing_shard_is_named(model_folder):
     assert error.value.filename == str(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("bfloat16", "model/h0/attn/c_attn/b has the type bfloat16"),
-        ("sliced", "model/wte is stored in slices"),
-    ],
-)
-def test_what_needs_tensorflow_says_how_to_get_it(name, what, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tensorflow", None)
+def test_what_needs_tensorflow_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(PicogptError) as error:
-        read(DATA / name)
-    message = f'{what}, which only TensorFlow reads; run "pip install picogpt[tensorflow]"'
-    assert str(error.value) == f"{DATA / name}/model.ckpt.index: {message}"
+        read(DATA / "sliced")
+    what = "model/wte is stored in slices, which only TensorFlow reads"
+    message = f'{what}; run "pip install picogpt[tensorflow]"'
+    assert str(error.value) == f"{DATA / 'sliced'}/model.ckpt.index: {message}"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +237,7 @@ def test_the_only_checkpoint_needs_no_state_file(tmp_path):
                "names one"),
         ('model_checkpoint_path: "c"', "{0}/checkpoint: names c; c.index is missing; found a, b"),
         ('model_checkpoint_path: ""', "{0}/checkpoint: names ; .index is missing; found a, b"),
-        ("<html>", "{0}/checkpoint: names no model_checkpoint_path; found a, b"),
+        ("<html>", "{0}/checkpoint: names no model_checkpoint_path; fetch it again"),
         ("\udcff", "{0}/checkpoint: byte 0 is 0xff; expected UTF-8 text; fetch it again"),
     ],
 )  # fmt: skip
@@ -275,7 +287,7 @@ W = (b"model/w", b"\x08\x01\x12\x04" + AXES + b"\x28\x08\x35abcd")
 def test_the_table_writer_of_these_tests_is_right(tmp_path):
     (tmp_path / "x.index").write_bytes(table([[HEADER], [W]]))
     entry = read_index(tmp_path / "x")["model/w"]
-    assert (entry.dtype, entry.shape, entry.offset, entry.size) == ("<f4", (2,), 0, 8)
+    assert (entry.dtype, entry.shape, entry.offset, entry.size) == ("float32", (2,), 0, 8)
 
 
 @pytest.mark.parametrize(
@@ -356,6 +368,176 @@ def mutate(data, rng):
     return bytes(data[: rng.randrange(len(data))] if rng.random() < 0.05 else data)
 
 
+SAFETENSORS = (DATA / "transformers" / "model.safetensors").read_bytes()
+LENGTH = int.from_bytes(SAFETENSORS[:8], "little")
+
+
+def safetensors(header, data=b""):
+    header = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(header).to_bytes(8, "little") + header + data
+
+
+def tensor(dtype="F32", shape=(2,), data_offsets=(0, 8)):
+    return {"dtype": dtype, "shape": shape, "data_offsets": data_offsets}
+
+
+@pytest.mark.parametrize("name", ["transformers", "shards", "old"])
+def test_safetensors_hold_the_writers_numbers(name, expected):
+    many = DATA / name / "model.safetensors.index.json"
+    entries = read_header(many if many.exists() else DATA / name / "model.safetensors")
+    prefix = "" if name == "old" else "transformer."
+    wanted = {
+        f"{prefix}wte.weight": "model/wte",
+        f"{prefix}h.1.attn.c_attn.bias": "model/h1/attn/c_attn/b",
+        f"{prefix}h.0.mlp.c_fc.weight": "model/h0/mlp/c_fc/w",
+    }
+    found = read_tensors({name: entries[name] for name in wanted})
+    for name, other in wanted.items():
+        assert found[name].dtype == np.float32
+        assert not found[name].flags.owndata
+        assert not found[name].flags.writeable
+        assert found[name].tobytes() == expected[other].tobytes()
+
+
+def test_a_safetensors_file_written_here_is_right(tmp_path):
+    path = tmp_path / "model.safetensors"
+    data = np.float32([1, 2]).tobytes() + np.float64([3]).tobytes() + np.uint16([0x4080]).tobytes()
+    header = {
+        "__metadata__": {"format": "pt"},
+        "b": tensor(),
+        "empty": tensor(shape=(0, 3), data_offsets=(0, 0)),
+        "a": tensor("F64", (), (8, 16)),
+        "c": tensor("BF16", (1, 1), (16, 18)),
+        "d": tensor("I64", (0,), (18, 18)),
+    }
+    path.write_bytes(safetensors(header, data))
+    entries = read_header(path)
+    assert list(entries) == ["b", "empty", "a", "c", "d"]
+    assert entries["d"].dtype == "I64"
+    with pytest.raises(PicogptError) as error:
+        read_tensors(entries)
+    assert str(error.value) == f"{path}: d has the type I64; expected a floating-point type"
+    del entries["d"]
+    tensors = read_tensors(entries)
+    assert {name: array.tolist() for name, array in tensors.items()} == (
+        {"b": [1, 2], "empty": [], "a": 3, "c": [[4]]}
+    )
+    assert {array.dtype.name for array in tensors.values()} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"", "begins with no length of a header"),
+        (b"<!DOCTYPE html>", "begins with no length of a header"),
+        ((1 << 62).to_bytes(8, "little"), "begins with no length of a header"),
+        (safetensors(b""), "has a header that is no JSON object"),
+        (safetensors(b"[]"), "has a header that is no JSON object"),
+        (safetensors(b"{" * 9), "has a header that is no JSON object"),
+        (safetensors(b"[" * 100_000), "has a header that is no JSON object"),
+        (safetensors(b"\xff"), "has a header that is no JSON object"),
+        (safetensors({"w": 1}), "w has no dtype, shape or data_offsets"),
+        (safetensors({"w": {"dtype": "F32"}}), "w has no dtype, shape or data_offsets"),
+        (safetensors({"w": tensor(4)}), "w has no dtype, shape or data_offsets"),
+        (safetensors({"w": tensor(shape=[-2])}), "w has an impossible shape or place"),
+        (safetensors({"w": tensor(shape=[2.0])}), "w has an impossible shape or place"),
+        (safetensors({"w": tensor(shape=[True])}), "w has an impossible shape or place"),
+        (safetensors({"w": tensor(shape=[1 << 48])}), "w has an impossible shape or place"),
+        (safetensors({"w": tensor(shape=[1] * 9)}), "w has an impossible shape or place"),
+        (safetensors({"w": tensor(data_offsets=[0])}), "w has an impossible shape or place"),
+        (safetensors({"w": tensor(data_offsets=[8, 0])}), "w has an impossible shape or place"),
+        (safetensors({"w": tensor(shape=[3])}), "w has 8 bytes for the shape (3,)"),
+        (
+            safetensors({"w": tensor(data_offsets=[8, 16])}),
+            "has tensors that do not lie one behind the other",
+        ),
+        (
+            safetensors({"v": tensor(), "w": tensor(data_offsets=[4, 12])}),
+            "has tensors that do not lie one behind the other",
+        ),
+    ],
+)
+def test_a_damaged_or_hostile_header_is_refused(tmp_path, data, found):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(PicogptError) as error:
+        read_header(path)
+    assert str(error.value) == f"{path}: {found}; is damaged or no safetensors file"
+
+
+@pytest.mark.parametrize("size", [9, 8 + LENGTH - 1])
+def test_a_header_cut_short_says_how_many_bytes(tmp_path, size):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(SAFETENSORS[:size])
+    with pytest.raises(PicogptError) as error:
+        read_header(path)
+    assert str(error.value) == f"{path}: {size} bytes; its header alone has {8 + LENGTH}"
+
+
+@pytest.mark.parametrize("change", [-1, 1, -20_000])
+def test_a_safetensors_file_of_another_length(tmp_path, change):
+    path = tmp_path / "model.safetensors"
+    size = len(SAFETENSORS) + change
+    path.write_bytes((SAFETENSORS + b"x")[:size])
+    with pytest.raises(PicogptError) as error:
+        read_header(path)
+    message = f"{size} bytes; expected {len(SAFETENSORS)}; fetch it again"
+    assert str(error.value) == f"{path}: {message}"
+
+
+def test_a_git_lfs_pointer_for_safetensors(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_text("version https://git-lfs.github.com/spec/v1\n", encoding="utf-8")
+    with pytest.raises(
+        PicogptError, match='is a Git LFS pointer, not the file; run "git lfs pull"'
+    ):
+        read_header(path)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (None, "has no weight_map; expected the shard of each tensor"),
+        ({"w": "../x.safetensors"}, "w is in '../x.safetensors'; expected a file beside this"),
+        ({"w": 1}, "w is in 1; expected a file beside this"),
+        ({"w": "a.safetensors"}, "w is not in a.safetensors; fetch both again"),
+    ],
+)
+def test_a_list_of_shards_that_is_wrong(tmp_path, weights, message):
+    (tmp_path / "a.safetensors").write_bytes(safetensors({"v": tensor()}, bytes(8)))
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": weights}), encoding="utf-8")
+    with pytest.raises(PicogptError) as error:
+        read_header(path)
+    assert str(error.value) == f"{path}: {message}"
+
+
+def test_all_missing_shards_are_named(model_folder):
+    folder = model_folder("shards")
+    for i in (1, 3):
+        (folder / f"model-0000{i}-of-00003.safetensors").unlink()
+    with pytest.raises(PicogptError) as error:
+        read_header(folder / "model.safetensors.index.json")
+    lost = "model-00001-of-00003.safetensors, model-00003-of-00003.safetensors"
+    assert str(error.value) == f"{folder}: lacks {lost}"
+
+
+def test_fuzzed_headers_end_in_our_error_only(tmp_path):
+    rng = random.Random(0)
+    path = tmp_path / "model.safetensors"
+    n_passed = 0
+    for i in range(1_000):
+        header = mutate(SAFETENSORS[8 : 8 + LENGTH], rng)
+        length = len(header) if i % 4 else rng.choice([0, 1 << 63, len(header) + 1, 1 << 20])
+        path.write_bytes(length.to_bytes(8, "little") + header + SAFETENSORS[8 + LENGTH :])
+        try:
+            read_tensors(read_header(path))
+            n_passed += 1
+        except PicogptError as error:
+            assert "\n" not in str(error)
+    assert 0 < n_passed < 500
+
+
 def fuzz(folder, n, seed):
     """Reads n damaged copies of a real index, and the tensors of those that pass.
 
@@ -373,8 +555,8 @@ def fuzz(folder, n, seed):
         try:
             entries = read_index(folder / "model.ckpt")
             for name, entry in entries.items():
-                if not entry.unusual:
-                    read_tensors(folder / "model.ckpt", {name: entry})
+                if not entry.is_sliced:
+                    read_tensors({name: entry})
         except FileNotFoundError as error:  # of a shard that is not there
             assert "model.ckpt.data-" in error.filename
             beyond += 1

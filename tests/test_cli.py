@@ -82,7 +82,7 @@ def test_it_stops_at_the_end_of_text(folder, capsys, monkeypatch):
     new = generate(encoder.encode("the king"), params, 4, 9)
     at = next(i for i, token in enumerate(new) if i and token not in new[:i])
     monkeypatch.setattr(encoder, "end_of_text", new[at])
-    monkeypatch.setattr(cli, "load", lambda name: model)
+    monkeypatch.setattr(cli, "load", lambda name, **_: model)
     assert main(["the king", "--model", str(folder), "--n-tokens", "9"]) == 0
     assert capsys.readouterr().out == encoder.decode(new[:at]) + "\n"
 
@@ -168,7 +168,7 @@ def test_usage_errors_exit_with_2(capsys, arguments, message):
 
 def test_errors_are_one_line_and_exit_with_1(tmp_path, capsys):
     assert main(["a", "--model", "335M"]) == 1
-    names = "tales, 124M, 355M, 774M, 1558M"
+    names = "tales, 124M, 355M, 774M, 1558M, distilgpt2"
     message = f"335M: neither a model nor a folder; the models are {names}"
     assert capsys.readouterr() == ("", f"picogpt: error: {message}\n")
 
@@ -193,7 +193,7 @@ def test_warnings_are_one_line(folder, capsys, monkeypatch):
 
 
 def test_other_exceptions_keep_their_traceback(monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise ZeroDivisionError
 
     monkeypatch.setattr(cli, "load", fail)
@@ -335,7 +335,7 @@ def says(monkeypatch, *rows):
     encoder.encode = lambda text, **_: [0]
     encoder.decode_bytes = lambda ids: ids[0] if isinstance(ids[0], bytes) else ids[0].encode()
     model = loader.Model(encoder, {"n_head": 1}, {})
-    monkeypatch.setattr(cli, "load", lambda name: model)
+    monkeypatch.setattr(cli, "load", lambda name, **_: model)
     return taken
 
 
@@ -556,7 +556,7 @@ def test_a_model_without_a_name_is_an_error_and_not_the_default(capsys):
 
 
 def test_no_memory_is_one_line(capsys, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise MemoryError
 
     monkeypatch.setattr(cli, "load", fail)

@@ -11,7 +11,8 @@ import pytest
 
 import picogpt
 
-LAYERS = ["errors", "backend", "model", "encoder", "checkpoint", "loader", "generation", "cli"]
+LAYERS = ["errors", "backend", "model", "encoder", "checkpoint", "download", "loader"]
+LAYERS += ["generation", "cli"]
 
 
 def loaded_by(statement):

@@ -9,14 +9,15 @@ import pytest
 from conftest import DATA
 
 import picogpt
-from picogpt import PicogptError, gpt2, load, loader
-from picogpt.loader import OFFICIAL_FILES, default_model, find_model, weights_folder
+from picogpt import Encoder, PicogptError, gpt2, load, loader, save
+from picogpt.download import FILES
+from picogpt.loader import default_model, find_model, measure, verify, weights_folder
 
 SIZES = "n_vocab=300, n_ctx=32, n_embd=16, n_head=4, n_layer=2"
 
 
-def change(folder, **values):
-    path = folder / "hparams.json"
+def change(folder, file="hparams.json", **values):
+    path = folder / file
     old = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(old | values), encoding="utf-8")
 
@@ -39,7 +40,9 @@ def leaves(tree, path=()):
         yield path, tree
 
 
-@pytest.mark.parametrize("name", ["plain", "sharded", "slots"])
+@pytest.mark.parametrize(
+    "name", ["plain", "sharded", "slots", "flat", "transformers", "shards", "old"]
+)
 def test_the_tree_holds_the_checkpoints_tensors(model_folder, expected, name):
     encoder, hparams, params = load(model_folder(name))
     assert encoder.n_vocab == 300
@@ -55,28 +58,59 @@ def test_the_tree_holds_the_checkpoints_tensors(model_folder, expected, name):
         assert not tensor.flags.owndata  # it lies where the file is mapped
 
 
-def test_float16_is_widened(model_folder, expected):
-    params = load(model_folder("float16")).params
+def to_bfloat16(array):
+    """Rounds float32 to the nearest numbers whose lower 16 bits are 0, halves to even ones."""
+    bits = array.view(np.uint32)
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return bits.astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("name", ["float16", "half", "bfloat16", "bfloat"])
+def test_smaller_types_are_widened(model_folder, expected, name):
+    params = load(model_folder(name)).params
     for _, tensor in leaves(params):
         assert tensor.dtype == np.float32
-    assert (params["wte"] == expected["model/wte"].astype(np.float16)).all()
+    wte = expected["model/wte"]
+    wanted = to_bfloat16(wte) if name.startswith("b") else wte.astype(np.float16)
+    assert (params["wte"] == wanted).all()
 
 
-def test_only_the_leading_1_of_a_weight_is_dropped(model_folder, monkeypatch):
-    """A model of one channel a head, one layer and one token keeps its other axes of length 1."""
-    hparams = {"n_vocab": 1, "n_ctx": 1, "n_embd": 1, "n_head": 1, "n_layer": 1}
-    tree = loader._parameter_tree(hparams, lambda name, shape: np.zeros(shape, np.float32))
-    params = loader._parameter_tree(
-        hparams, lambda name, shape: loader._to_float32(np.zeros(shape, np.float32), name)
+@pytest.mark.parametrize("name", ["eps", "narrow", "untied", "half", "bfloat"])
+def test_other_weights_give_transformers_logits(model_folder, expected, name):
+    params = load(model_folder(name)).params
+    assert ("lm_head" in params) == (name == "untied")
+    assert [path for path, value in leaves(params) if path[-1] == "eps"] == (
+        [("blocks", i, ln, "eps") for i in range(2) for ln in ("ln_1", "ln_2")] + [("ln_f", "eps")]
+        if name == "eps"
+        else []
     )
-    assert tree["blocks"][0]["attn"]["c_attn"]["w"].shape == (1, 1, 3)
-    assert params["blocks"][0]["attn"]["c_attn"]["w"].shape == (1, 3)
-    assert params["wte"].shape == (1, 1)
+    logits = gpt2(expected["ids"], **params, n_head=4)
+    wanted = expected[f"logits/{name}"]
+    assert np.abs(wanted - expected["logits"]).max() > 0.005  # it is another model indeed
+    assert logits.dtype == np.float32
+    assert np.abs(logits - wanted).max() <= 1e-4 + 2e-6 * np.abs(wanted).max()
 
 
-def test_a_load_writes_nothing(model_folder):
-    folder = model_folder()
-    (folder / "checkpoint").unlink()
+def test_only_the_leading_1_of_a_weight_is_dropped(tmp_path, monkeypatch):
+    """A model of one channel, layer and token keeps its other axes of length 1."""
+    hparams = {"n_vocab": 1, "n_ctx": 1, "n_embd": 1, "n_head": 1, "n_layer": 1}
+    entries = {}
+
+    def entry(name, shape):
+        entries[name] = loader.Entry("float32", (1, *shape) if name[-1] == "w" else shape, 0, 0, 0)
+
+    source = loader._Checkpoint(tmp_path, hparams, tmp_path, entries, lambda name: name)
+    source.tree(entry)
+    assert entries["model/h0/attn/c_attn/w"].shape == (1, 1, 3)
+    shapes = loader._tensor_shapes(source)
+    assert shapes["model/h0/attn/c_attn/w"] == (1, 3)
+    assert shapes["model/wte"] == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["plain", "transformers"])
+def test_a_load_writes_nothing(model_folder, name):
+    folder = model_folder(name)
+    (folder / "checkpoint").unlink(missing_ok=True)
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.iterdir())
     load(folder)
     assert sorted((path, path.stat().st_mtime_ns) for path in folder.iterdir()) == before
@@ -160,7 +194,7 @@ def test_other_hparams_are_ignored(model_folder):
     assert "n_words" not in load(folder).hparams
 
 
-@pytest.mark.parametrize("name", ["hparams.json", "encoder.json"])
+@pytest.mark.parametrize("name", ["hparams.json", "encoder.json", "config.json"])
 @pytest.mark.parametrize(
     ("content", "found"),
     [
@@ -171,7 +205,7 @@ def test_other_hparams_are_ignored(model_folder):
     ],
 )
 def test_an_error_page_saved_as_a_file(model_folder, name, content, found):
-    folder = model_folder()
+    folder = model_folder("transformers" if name == "config.json" else "plain")
     (folder / name).write_text(content, encoding="utf-8")
     message = refusal(folder)
     assert message.startswith(f"{folder / name}: {found}")
@@ -208,27 +242,318 @@ def test_a_folder_without_a_vocabulary_borrows_gpt2s_if_it_fits(model_folder, mo
     assert "lacks encoder.json or vocab.json" in refusal(folder)
 
 
-def test_a_vocabulary_of_another_model(model_folder):
-    folder = model_folder()
+@pytest.mark.parametrize(("name", "settings"), [("plain", "hparams"), ("transformers", "config")])
+def test_a_vocabulary_of_another_model(model_folder, monkeypatch, name, settings):
+    folder = model_folder(name)
     path = folder / "encoder.json"
     tokens = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(tokens | {"<pad>": 300}), encoding="utf-8")
-    said = "the vocabulary has 301 tokens; hparams.json and the weights have 300"
+    said = f"the vocabulary has 301 tokens; {settings}.json and the weights have 300"
     assert refusal(folder) == f"{folder}: {said}"
+    path.write_text(json.dumps(dict(list(tokens.items())[:299])), encoding="utf-8")
+    assert load(folder).hparams["n_vocab"] == 299  # one row of padding
+    monkeypatch.setattr(loader, "MAX_PADDING", 1)
+    said = f"the vocabulary has 299 tokens; {settings}.json and the weights have 300"
+    assert refusal(folder) == f"{folder}: {said}"
+
+
+@pytest.mark.parametrize("name", ["plain", "transformers", "untied"])
+def test_rows_that_pad_the_vocabulary_are_cut(model_folder, expected, name):
+    folder = model_folder(name)
+    path = folder / "encoder.json"
+    tokens = json.loads(path.read_text(encoding="utf-8"))
+    del tokens["<|endoftext|>"]
+    path.write_text(json.dumps(tokens), encoding="utf-8")
+    encoder, hparams, params = load(folder)
+    assert encoder.n_vocab == hparams["n_vocab"] == 299
+    assert len(params["wte"]) == len(params.get("lm_head", params["wte"])) == 299
+    assert not params["wte"].flags.owndata
+    wanted = expected["logits/untied" if name == "untied" else "logits"]
+    ids = expected["ids"]
+    assert 299 not in ids
+    logits = gpt2(ids, **params, n_head=4)
+    assert np.abs(logits - wanted[:, :299]).max() < 1e-4
 
 
 def test_a_wrong_folder_says_what_it_lacks(tmp_path):
     lacks = (
-        "hparams.json, checkpoint or *.index, encoder.json or vocab.json or tokenizer.json, "
-        "vocab.bpe or merges.txt or tokenizer.json"
+        "hparams.json or config.json, "
+        "checkpoint or *.index or model.safetensors or model.safetensors.index.json, "
+        "encoder.json or vocab.json or tokenizer.json, vocab.bpe or merges.txt or tokenizer.json"
     )
     assert refusal(tmp_path) == f"{tmp_path}: lacks {lacks}"
     no_folder = f"{tmp_path}/x: no such folder; expected one with {lacks}"
     assert refusal(tmp_path / "x") == no_folder
-    (tmp_path / "hparams.json").write_text('{"n_vocab": 300}', encoding="utf-8")
     file = tmp_path / "hparams.json"
+    file.write_text('{"n_vocab": 300}', encoding="utf-8")
     assert refusal(file) == f"{file}: is a file; expected a folder with {lacks}"
-    assert refusal(tmp_path) == f"{tmp_path}: lacks {lacks.partition(', ')[2]}"
+    vocabulary = lacks.partition("index.json, ")[2]
+    assert refusal(tmp_path) == f"{tmp_path}: lacks checkpoint or *.index, {vocabulary}"
+    file.rename(tmp_path / "config.json")
+    weights = "model.safetensors or model.safetensors.index.json"
+    assert refusal(tmp_path) == f"{tmp_path}: lacks {weights}, {vocabulary}"
+    (tmp_path / "config.json").write_text('{"vocab_size": 50257}', encoding="utf-8")
+    assert refusal(tmp_path) == f"{tmp_path}: lacks {weights}"
+
+
+def test_two_models_in_a_folder(model_folder):
+    folder = model_folder("transformers")
+    model_folder("plain")
+    for path in (folder.parent / "plain").iterdir():
+        path.replace(folder / path.name)
+    assert refusal(folder) == (
+        f"{folder}: holds two models, hparams.json with *.index and config.json with "
+        "*.safetensors; expected one; move the other elsewhere"
+    )
+    (folder / "model.safetensors").unlink()
+    assert load(folder).hparams["n_layer"] == 2  # a config.json alone does no harm
+
+
+def test_a_pickle_is_refused(model_folder):
+    folder = model_folder("transformers")
+    path = folder / "pytorch_model.bin"
+    (folder / "model.safetensors").rename(path)
+    assert refusal(folder) == (
+        f"{path}: is a pickle, which can run code when it is read; expected model.safetensors; "
+        "if you trust it, load it in transformers and save_pretrained it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("model_type", "gpt_neo", "'gpt2'"),
+        ("activation_function", "relu", "'gelu_new'"),
+        ("activation_function", "gelu", "'gelu_new'"),
+        ("activation_function", None, "'gelu_new'"),
+        ("scale_attn_weights", False, "True"),
+        ("scale_attn_by_inverse_layer_idx", True, "False"),
+        ("add_cross_attention", True, "False"),
+        ("quantization_config", {"bits": 4}, "None"),
+    ],
+)
+def test_settings_that_change_the_model_are_refused(model_folder, name, value, wanted):
+    folder = model_folder("transformers")
+    change(folder, "config.json", **{name: value})
+    assert refusal(folder) == f"{folder}/config.json: {name} is {value!r}; expected {wanted}"
+
+
+@pytest.mark.parametrize("eps", [0, -1e-5, "1e-5", None, float("nan"), 2])
+def test_an_impossible_eps(model_folder, eps):
+    folder = model_folder("transformers")
+    change(folder, "config.json", layer_norm_epsilon=eps)
+    said = f"layer_norm_epsilon is {eps!r}; expected 1e-5 or so"
+    assert refusal(folder) == f"{folder}/config.json: {said}"
+
+
+def test_settings_may_be_left_out(model_folder, expected):
+    folder = model_folder("transformers")
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    needed = ("vocab_size", "n_positions", "n_embd", "n_head", "n_layer")
+    path.write_text(json.dumps({name: config[name] for name in needed}), encoding="utf-8")
+    logits = gpt2(expected["ids"], **load(folder).params, n_head=4)
+    assert np.abs(logits - expected["logits"]).max() < 1e-4
+    del config["n_positions"]
+    path.write_text(json.dumps(config), encoding="utf-8")
+    said = "n_positions is None; expected a positive integer"
+    assert refusal(folder) == f"{folder}/config.json: {said}"
+
+
+def rewrite(folder, change):
+    """Changes the tensors of a safetensors file, a dict, in place."""
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def no_prefix(tensors):
+    for name in list(tensors):
+        tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+
+
+def head_alone(tensors):
+    tensors["lm_head.weight"] = tensors.pop("transformer.wte.weight")
+
+
+def head_twice(tensors):
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].copy()
+
+
+def other_heads(tensors):
+    tensors["v_head.summary.weight"] = np.zeros((1, 16), np.float32)
+    tensors["score.weight"] = np.zeros((2, 16), np.float32)
+
+
+@pytest.mark.parametrize("variant", [no_prefix, head_alone, head_twice, other_heads])
+def test_variants_of_names_are_the_same_model(model_folder, expected, variant):
+    folder = model_folder("transformers")
+    rewrite(folder, variant)
+    params = load(folder).params
+    assert "lm_head" not in params
+    logits = gpt2(expected["ids"], **params, n_head=4)
+    assert np.abs(logits - expected["logits"]).max() < 1e-4
+
+
+def test_a_head_that_differs_is_used_whatever_the_settings_say(model_folder, expected):
+    folder = model_folder("untied")
+    change(folder, "config.json", tie_word_embeddings=True)
+    logits = gpt2(expected["ids"], **load(folder).params, n_head=4)
+    assert np.abs(logits - expected["logits/untied"]).max() < 1e-4
+
+
+def test_a_head_of_its_own_that_is_missing(model_folder):
+    folder = model_folder("transformers")
+    change(folder, "config.json", tie_word_embeddings=False)
+    fits = f"{folder}/model.safetensors: does not fit config.json ({SIZES})"
+    assert refusal(folder) == f"{fits}: missing lm_head.weight"
+
+
+def test_what_is_wrong_with_names_is_told_in_the_files_own(model_folder):
+    folder = model_folder("transformers")
+
+    def spoil(tensors):
+        del tensors["transformer.wpe.weight"]
+        tensors["transformer.h.0.crossattention.c_attn.weight"] = np.zeros(1, np.float32)
+        tensors["transformer.h.1.ln_1.bias"] = np.zeros(8, np.float32)
+        for name in [name for name in tensors if ".h.1.mlp." in name]:
+            del tensors[name]
+
+    rewrite(folder, spoil)
+    assert refusal(folder) == (
+        f"{folder}/model.safetensors: does not fit config.json ({SIZES}): "
+        "missing transformer.wpe.weight; missing transformer.h.1.mlp.c_fc.weight; "
+        "missing transformer.h.1.mlp.c_fc.bias; missing transformer.h.1.mlp.c_proj.weight; "
+        "missing transformer.h.1.mlp.c_proj.bias; "
+        "unexpected transformer.h.0.crossattention.c_attn.weight; "
+        "transformer.h.1.ln_1.bias is (8,), expected (16,)"
+    )
+    change(folder, "config.json", n_layer=3)
+    assert "missing transformer.h.2; unexpected" in refusal(folder)
+
+
+def test_weights_of_linear_layers_are_recognised(model_folder):
+    """The square ones too lie the other way round, which no shape can tell."""
+    folder = model_folder("transformers")
+
+    def transpose(tensors):
+        for name in tensors:
+            if ".c_" in name and name.endswith("weight"):
+                tensors[name] = np.ascontiguousarray(tensors[name].T)
+
+    rewrite(folder, transpose)
+    assert refusal(folder) == (
+        f"{folder}/model.safetensors: does not fit config.json ({SIZES}): "
+        "transformer.h.*.attn.c_attn.weight is (48, 16), expected (16, 48); "
+        "transformer.h.*.mlp.c_fc.weight is (64, 16), expected (16, 64); "
+        "transformer.h.*.mlp.c_proj.weight is (16, 64), expected (64, 16); "
+        "the weights lie as in torch.nn.Linear: transpose each, the square ones too"
+    )
+
+
+def test_safetensors_with_a_vocabulary_of_openais_names_and_the_reverse(model_folder, expected):
+    for name in ("plain", "transformers"):
+        folder = model_folder(name)
+        assert (folder / "encoder.json").is_file()
+        assert load(folder).encoder.n_vocab == 300
+        (folder / "encoder.json").rename(folder / "vocab.json")
+        (folder / "vocab.bpe").rename(folder / "merges.txt")
+        assert load(folder).encoder.n_vocab == 300
+
+
+@pytest.mark.parametrize("name", ["transformers", "untied", "eps", "narrow"])
+def test_what_save_writes_is_loaded_again(model_folder, tmp_path, name):
+    model = load(model_folder(name))
+    folder = tmp_path / "some" / "where"
+    save(folder, *model)
+    assert sorted(path.name for path in folder.iterdir()) == (
+        ["config.json", "merges.txt", "model.safetensors", "vocab.json"]
+    )
+    assert list(folder.parent.iterdir()) == [folder]
+    encoder, hparams, params = load(folder)
+    assert encoder.encoder == model.encoder.encoder
+    assert hparams == model.hparams
+    wanted = dict(leaves(model.params))
+    assert dict(leaves(params)).keys() == wanted.keys()
+    for path, value in leaves(params):
+        assert np.array_equal(value, wanted[path])
+
+
+def test_save_writes_added_tokens_apart(model_folder, tmp_path):
+    folder = model_folder("transformers")
+    path = folder / "encoder.json"
+    tokens = list(json.loads(path.read_text(encoding="utf-8")))
+    path.write_text(json.dumps({t: i for i, t in enumerate(tokens[:298])}), encoding="utf-8")
+    merges = folder / "vocab.bpe"
+    lines = merges.read_text(encoding="utf-8").splitlines()[:-1]
+    merges.write_text("\n".join(lines), encoding="utf-8")
+    added = {"[PAD]": 298, "<|a b|>": 299}
+    (folder / "added_tokens.json").write_text(json.dumps(added), encoding="utf-8")
+    model = load(folder)
+    assert model.encoder.decode([299, 298]) == "<|a b|>[PAD]"
+    save(tmp_path / "saved", *model)
+    assert json.loads((tmp_path / "saved" / "added_tokens.json").read_text("utf-8")) == added
+    assert load(tmp_path / "saved").encoder.encoder == model.encoder.encoder
+
+
+def test_save_refuses_what_does_not_fit(model_folder, tmp_path):
+    encoder, hparams, params = load(model_folder())
+    folder = tmp_path / "saved"
+
+    def check(message, encoder=encoder, hparams=hparams, params=params):
+        with pytest.raises(PicogptError) as error:
+            save(folder, encoder, hparams, params)
+        assert str(error.value) == message
+        assert sorted(tmp_path.iterdir()) == [tmp_path / "plain"]
+
+    check("encoder: has 300 tokens; hparams have 299", hparams=hparams | {"n_vocab": 299})
+    check("params/blocks: has 2 layers; expected 1", hparams=hparams | {"n_layer": 1})
+    other = params | {"wpe": params["wpe"][:8]}
+    check("params/wpe: is (8, 16); expected (32, 16) by hparams", params=other)
+    other = params | {"ln_f": {"g": params["ln_f"]["g"]}}
+    check("params/ln_f: holds g; expected g, b", params=other)
+    folder = tmp_path / "plain"
+    check(f"{folder}: holds something already; choose a new folder")
+
+
+def test_save_without_safetensors(model_folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    with pytest.raises(PicogptError) as error:
+        save(tmp_path / "saved", *load(model_folder()))
+    message = 'is not installed; run "pip install picogpt[safetensors]"'
+    assert str(error.value) == f"safetensors: {message}"
+
+
+def test_a_save_that_fails_leaves_nothing(model_folder, tmp_path, monkeypatch):
+    model = load(model_folder())
+
+    def fail(self, folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Encoder, "save", fail)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path / "saved", *model)
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "plain"]
+
+
+def test_verify_says_what_it_checked(model_folder):
+    end = "all numbers finite"
+    assert verify(model_folder("plain")) == f"28 tensors, checksums right, {end}"
+    folder = model_folder("transformers")
+    assert verify(folder) == f"28 tensors, no checksums in this format, {end}"
+    rewrite(folder, lambda tensors: tensors["transformer.h.1.mlp.c_fc.bias"].fill(np.nan))
+    with pytest.raises(PicogptError) as error:
+        verify(folder)
+    said = "params/blocks/1/mlp/c_fc/b holds nan or infinity; fetch it again"
+    assert str(error.value) == f"{folder}: {said}"
+
+
+def test_measure(model_folder):
+    folder = model_folder("untied")
+    n_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    assert measure(folder) == (16_704, n_bytes)  # 300 x 16 of them in the head
 
 
 def test_messages_have_absolute_paths(tmp_path, monkeypatch):
@@ -254,20 +579,14 @@ def test_a_name_is_a_model_and_a_path_a_folder(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     assert find_model("./124M") == find_model(Path("124M")) == tmp_path / "124M"
     assert find_model("mine") == tmp_path / "mine"
-    with pytest.raises(PicogptError) as error:
-        find_model("124M")
-    files = ", ".join(OFFICIAL_FILES)
-    assert str(error.value) == (
-        f"{weights_folder()}/124M: no such folder; expected one with {files}; "
-        "put the files of OpenAI's release there"
-    )
+    assert find_model("124M", fetch=False) == weights_folder() / "124M"
 
 
 @pytest.mark.parametrize("name", ["335M", "", "gpt2"])
 def test_a_name_that_is_none_lists_the_names(name):
     with pytest.raises(PicogptError) as error:
         find_model(name)
-    names = "tales, 124M, 355M, 774M, 1558M"
+    names = "tales, 124M, 355M, 774M, 1558M, distilgpt2"
     assert str(error.value) == f"{name}: neither a model nor a folder; the models are {names}"
 
 
@@ -289,15 +608,15 @@ def test_the_weights_folder(tmp_path, monkeypatch):
     assert weights_folder() == platformdirs.user_cache_path("picogpt", appauthor=False)
 
 
-def fill(folder, names=OFFICIAL_FILES):
+def fill(folder, source="openai"):
     folder.mkdir(parents=True)
-    for name in names:
+    for name in FILES[source]:
         (folder / name).touch()
 
 
 def test_an_official_model_in_the_weights_folder_is_found(tmp_path):
     fill(tmp_path / "weights" / "355M")
-    fill(tmp_path / "other" / "124M")
+    fill(tmp_path / "other" / "124M", "huggingface")
     assert find_model("355M") == tmp_path / "weights" / "355M"
     assert find_model("124M", tmp_path / "other") == tmp_path / "other" / "124M"
 

@@ -39,10 +39,14 @@ def random_model(rng):
     }
 
     def leaf(name, shape):
-        value = rng.normal(name.endswith("g"), 0.4, shape)
-        return (value[0] if len(shape) == 3 else value).astype(np.float32)
+        return rng.normal(name.endswith("g"), 0.4, shape).astype(np.float32)
 
-    return loader._parameter_tree(hparams, leaf), n_head
+    options = {
+        "n_inner": int(rng.integers(1, 99)),
+        "has_head": bool(rng.integers(2)),
+        "eps": float(rng.choice([1e-5, 0.1])),
+    }
+    return loader._parameter_tree(hparams, leaf, **options), n_head
 
 
 def float64(tree):
@@ -50,15 +54,15 @@ def float64(tree):
         return {key: float64(value) for key, value in tree.items()}
     if isinstance(tree, list):
         return [float64(value) for value in tree]
-    return tree.astype(np.float64)
+    return np.array(tree, np.float64)
 
 
 def naive_gpt2(ids, params, n_head):
     """GPT-2 in float64, a number, a head and a query at a time where that is easier to trust."""
     p = float64(params)
 
-    def norm(x, g, b):
-        return (x - x.mean()) / math.sqrt(x.var() + 1e-5) * g + b
+    def norm(x, g, b, eps=1e-5):
+        return (x - x.mean()) / math.sqrt(x.var() + eps) * g + b
 
     def tanh_gelu(x):
         return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -81,7 +85,8 @@ def naive_gpt2(ids, params, n_head):
         for i, x in enumerate(xs):
             up = norm(x, **block["ln_2"]) @ mlp["c_fc"]["w"] + mlp["c_fc"]["b"]
             xs[i] = x + [tanh_gelu(u) for u in up] @ mlp["c_proj"]["w"] + mlp["c_proj"]["b"]
-    return np.array([norm(x, **p["ln_f"]) @ p["wte"].T for x in xs])
+    head = p.get("lm_head", p["wte"])
+    return np.array([norm(x, **p["ln_f"]) @ head.T for x in xs])
 
 
 def test_gelu_is_the_tanh_form():
@@ -135,6 +140,15 @@ def test_logits_equal_plain_loops(tiny, expected):
     assert same(gpt2(ids, **tiny.params, n_head=4), wanted)
     # In float64 the gap closes, so it was rounding and no other formula.
     assert np.abs(gpt2(ids, **float64(tiny.params), n_head=4) - wanted).max() < 1e-12
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_other_heads_eps_and_widths_equal_the_naive_loop(seed):
+    """Half of these models have an output head of their own, half an eps of 0.1."""
+    rng = np.random.default_rng(seed)
+    params, n_head = random_model(rng)
+    ids = rng.integers(len(params["wte"]), size=len(params["wpe"]))
+    assert same(gpt2(ids, **params, n_head=n_head), naive_gpt2(ids, params, n_head))
 
 
 def test_a_batch_gives_the_single_rows(tiny):

@@ -1,5 +1,6 @@
 """Comparisons with the originals: transformers and TensorFlow, on the same weights and files."""
 
+import json
 import os
 import unicodedata
 from importlib import resources
@@ -10,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picogpt import Encoder, PicogptError, generate, generate_batch, gpt2, load
-from picogpt.checkpoint import find_checkpoint, read_index, read_tensors
+from picogpt import Encoder, PicogptError, generate, generate_batch, gpt2, load, save
+from picogpt.checkpoint import BYTES_OF, find_checkpoint, read_index, read_tensors
 from picogpt.generation import _candidates
 
 pytestmark = [
@@ -152,11 +153,15 @@ def check_files(tf, folder):
     shapes = reader.get_variable_to_shape_map()
     assert {name: list(entry.shape) for name, entry in index.items()} == shapes
     assert all(a < b for a, b in pairwise(index))
-    for name, tensor in read_tensors(prefix, index).items():
-        wanted = np.asarray(reader.get_tensor(name))
-        assert tensor.dtype == wanted.dtype
+    floats = {name: e for name, e in index.items() if e.is_sliced or e.dtype in BYTES_OF}
+    for name, tensor in read_tensors(floats).items():
+        wanted = np.asarray(tf.cast(reader.get_tensor(name), tf.float32))
+        assert tensor.dtype == np.float32
         assert tensor.shape == wanted.shape
         assert tensor.tobytes() == wanted.tobytes()
+    for name in index.keys() - floats.keys():
+        with pytest.raises(PicogptError, match=f"{name} has the type int"):
+            read_tensors({name: index[name]})
     return index
 
 
@@ -165,14 +170,10 @@ def test_committed_checkpoints_equal_tensorflows_reading(tf, model_folder, name)
     assert len(check_files(tf, model_folder(name))) >= 28
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "sliced"])
-def test_what_is_unusual_loads_through_tensorflow(tf, model_folder, expected, name):
-    params = load(model_folder(name)).params
-    wanted = expected["model/wte"]
-    if name == "bfloat16":
-        wanted = tf.cast(tf.cast(wanted, tf.bfloat16), tf.float32).numpy()
+def test_what_is_sliced_loads_through_tensorflow(tf, model_folder, expected):
+    params = load(model_folder("sliced")).params
     assert params["wte"].dtype == np.float32
-    assert (params["wte"] == wanted).all()
+    assert (params["wte"] == expected["model/wte"]).all()
 
 
 def test_integers_for_weights_are_refused(tf, model_folder, expected):
@@ -182,8 +183,8 @@ def test_integers_for_weights_are_refused(tf, model_folder, expected):
     write(tf, folder, tensors)
     with pytest.raises(PicogptError) as error:
         load(folder)
-    message = "model/wpe: has the type int32; expected a floating-point type"
-    assert str(error.value) == message
+    message = "model/wpe has the type int32; expected a floating-point type"
+    assert str(error.value) == f"{folder}/model.ckpt.data-00000-of-00001: {message}"
 
 
 @pytest.mark.parametrize("n_devices", [1, 2, 5])
@@ -195,10 +196,96 @@ def test_random_checkpoints_equal_tensorflows_reading(tf, tmp_path, n_devices, s
     for i in range(rng.integers(1, 120)):
         name = "/".join("abc"[c] * n for c, n in rng.integers(1, 3, size=(rng.integers(1, 9), 2)))
         shape = rng.integers(0 if i % 7 == 0 else 1, 6, size=rng.integers(0, 5))
-        dtype = rng.choice(["float32", "float16", "int8", "int64"], p=[0.6, 0.2, 0.1, 0.1])
+        dtype = rng.choice(
+            ["float32", "float16", "float64", "int32", "int64"], p=[0.5, 0.2, 0.1, 0.1, 0.1]
+        )
         variables[f"{name}_{i}"] = (100 * rng.normal(size=shape)).astype(dtype)
     write(tf, tmp_path, variables, n_devices)
     assert len(check_files(tf, tmp_path)) == len(variables)
+
+
+def agree(torch, folder, seed=0):
+    """What `load` makes of a folder gives the logits that transformers makes of it."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
+    _, hparams, params = load(folder)
+    ids = np.random.default_rng(seed).integers(300, size=hparams["n_ctx"])
+    with torch.inference_mode():
+        wanted = model(torch.from_numpy(ids)[None]).logits[0].numpy()[:, : hparams["n_vocab"]]
+    found = gpt2(ids, **params, n_head=hparams["n_head"])
+    return np.abs(found - wanted).max() <= 1e-4 + 2e-6 * np.abs(wanted).max()
+
+
+COMMITTED = ["transformers", "shards", "old", "eps", "narrow", "untied", "half", "bfloat"]
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_committed_folders_equal_transformers_reading(torch, model_folder, name):
+    assert agree(torch, model_folder(name))
+
+
+SETTINGS = {
+    "plain": {},
+    "reordered": {"reorder_and_upcast_attn": True},
+    "pytorch's gelu": {"activation_function": "gelu_pytorch_tanh"},
+    "fast gelu": {"activation_function": "gelu_fast"},
+    "accurate gelu": {"activation_function": "gelu_accurate"},
+    "untied": {"tie_word_embeddings": False},
+    "wide": {"n_inner": 200, "layer_norm_epsilon": 1e-3},
+    "padded": {"vocab_size": 512},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("body", [False, True], ids=["with head", "body"])
+def test_what_transformers_saves_is_loaded(torch, model_folder, settings, dtype, body):
+    """A body alone, as GPT2Model saves it, has names without the prefix."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    shape = {"vocab_size": 300, "n_positions": 40, "n_embd": 24, "n_layer": 3, "n_head": 6}
+    special = {"bos_token_id": 299, "eos_token_id": 299}
+    config = transformers.GPT2Config(**{**shape, "initializer_range": 0.2, **special, **settings})
+    model = transformers.GPT2LMHeadModel(config)
+    if body:
+        config.tie_word_embeddings = True
+        model = model.transformer
+    folder = model_folder("transformers")
+    (folder / "model.safetensors").unlink()
+    size = "50KB" if body else "1GB"
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=size)
+    assert agree(torch, folder)
+
+
+def test_a_head_stored_twice_and_differing_is_what_transformers_uses(torch, model_folder):
+    folder = model_folder("untied")
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"tie_word_embeddings": True}), encoding="utf-8")
+    assert agree(torch, folder)
+
+
+@pytest.mark.parametrize("name", ["transformers", "untied", "eps", "narrow", "plain"])
+def test_what_save_writes_transformers_loads(torch, model_folder, tmp_path, name):
+    transformers = pytest.importorskip("transformers")
+    model = load(model_folder(name))
+    save(tmp_path / "saved", *model)
+    assert agree(torch, tmp_path / "saved")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    text = "The wolf and\n the  seven little goats<|endoftext|>. naïve 日本"
+    wanted = model.encoder.encode(text, allow_special=True)
+    assert tokenizer.encode(text) == wanted
+    assert tokenizer.decode(wanted) == text
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_weights_without_a_leading_axis(tf, model_folder, expected, dtype):
+    folder = model_folder()
+    tensors = {n: v for n, v in expected.items() if n.startswith("model/")}
+    tensors = {n: (v[0] if v.ndim == 3 else v).astype(dtype) for n, v in tensors.items()}
+    write(tf, folder, tensors)
+    logits = gpt2(expected["ids"], **load(folder).params, n_head=4)
+    assert np.abs(logits - expected["logits"]).max() < (0.1 if dtype == np.float16 else 1e-4)
 
 
 @pytest.mark.parametrize("top_k", [0, 1, 5, 40, 10_000])

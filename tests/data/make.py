@@ -3,9 +3,9 @@
     python tests/data/make.py
 
 A GPT-2 of random weights, so large that a wrong mask, position, head count or transpose changes
-the likeliest token, written by TensorFlow's Saver in several ways, one folder each; the first of
-GPT-2's merges as its vocabulary; and what transformers makes of the same weights. Needs
-picogpt[reference].
+the likeliest token, written by TensorFlow's Saver and by transformers in several ways, one folder
+each; the first of GPT-2's merges as its vocabulary; and what transformers makes of the same
+weights. Needs picogpt[reference].
 """
 
 import json
@@ -18,6 +18,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import numpy as np
 import tensorflow as tf
 import torch
+from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 HERE = Path(__file__).parent
@@ -38,7 +39,7 @@ def make_vocabulary():
     (folder / "vocab.bpe").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def make_model():
+def make_model(**settings):
     """-> a transformers model, and its weights by their names in a TensorFlow checkpoint."""
     torch.manual_seed(0)
     config = GPT2Config(
@@ -49,6 +50,7 @@ def make_model():
         n_layer=HPARAMS["n_layer"],
         bos_token_id=HPARAMS["n_vocab"] - 1,
         eos_token_id=HPARAMS["n_vocab"] - 1,
+        **settings,
     )
     model = GPT2LMHeadModel(config).eval()
     tensors = {}
@@ -97,6 +99,51 @@ def save(folder, tensors, prefixes=("model.ckpt",), optimizer=False, sharded=Fal
                     session.run(train)
 
 
+def save_pretrained(folder, model, **options):
+    """Writes a model with transformers."""
+    shutil.rmtree(HERE / folder, ignore_errors=True)
+    model.save_pretrained(HERE / folder, **options)
+    (HERE / folder / "generation_config.json").unlink()
+
+
+def save_as_of_old(folder, model):
+    """Writes a model as older versions did: no prefix, masks as tensors, the head once more."""
+    shutil.copytree(HERE / "transformers", HERE / folder, dirs_exist_ok=True)
+    tensors = dict(model.transformer.state_dict())
+    mask = torch.tril(torch.ones(HPARAMS["n_ctx"], HPARAMS["n_ctx"], dtype=torch.bool))
+    for i in range(HPARAMS["n_layer"]):
+        tensors[f"h.{i}.attn.bias"] = mask[None, None].clone()
+        tensors[f"h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
+    tensors["lm_head.weight"] = model.lm_head.weight.detach().clone()
+    save_file(tensors, HERE / folder / "model.safetensors")
+
+
+def make_transformers_folders(ids):
+    """-> the logits that transformers computes for those of other weights, by folder."""
+    model, _ = make_model()
+    save_pretrained("transformers", model)
+    save_pretrained("shards", model, max_shard_size="20KB")
+    save_as_of_old("old", model)
+    logits = {}
+    for name, settings in {
+        "eps": {"layer_norm_epsilon": 0.1},
+        "narrow": {"n_inner": 24},
+        "untied": {"tie_word_embeddings": False},
+        "half": {},
+        "bfloat": {},
+    }.items():
+        model, _ = make_model(**settings)
+        if name == "untied":
+            with torch.no_grad():
+                model.lm_head.weight.normal_(0, 0.6)
+        if name in ("half", "bfloat"):
+            model = model.to(torch.float16 if name == "half" else torch.bfloat16)
+        save_pretrained(name, model)
+        with torch.inference_mode():
+            logits[f"logits/{name}"] = model.float()(ids[None]).logits[0].numpy()
+    return logits
+
+
 def main():
     make_vocabulary()
     model, tensors = make_model()
@@ -110,6 +157,7 @@ def main():
     to_bfloat16 = tf.bfloat16.as_numpy_dtype
     save("bfloat16", {name: value.astype(to_bfloat16) for name, value in tensors.items()})
     save("sliced", tensors, sliced=True)
+    save("flat", {name: v[0] if v.ndim == 3 else v for name, v in tensors.items()})
 
     ids = np.random.default_rng(0).integers(HPARAMS["n_vocab"], size=24)
     with torch.inference_mode():
@@ -123,7 +171,8 @@ def main():
             pad_token_id=0,
         )[0, len(ids) :].numpy()
     names = {"ids": ids, "logits": logits, "greedy": new}
-    np.savez_compressed(HERE / "expected.npz", **names, **tensors)
+    others = make_transformers_folders(torch.from_numpy(ids))
+    np.savez_compressed(HERE / "expected.npz", **names, **tensors, **others)
 
 
 if __name__ == "__main__":
