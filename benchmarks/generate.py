@@ -47,10 +47,7 @@ class Picogpt:
     name = "picogpt"
 
     def __init__(self, hparams, tensors, folder):
-        def leaf(name, shape):
-            return tensors[name][0] if len(shape) == 3 else tensors[name]
-
-        self.params = loader._parameter_tree(hparams, leaf)
+        self.params = loader._parameter_tree(hparams, lambda name, _: tensors[name])
         self.n_head = hparams["n_head"]
 
     def decode(self, n):
@@ -181,6 +178,7 @@ def timed(function, *args):
 
 def write_checkpoint(folder, hparams, tensors):
     """Writes a folder in the release's layout with TensorFlow, in a process of its own."""
+    tensors = {n: value[None] if n.endswith("/w") else value for n, value in tensors.items()}
     np.savez(folder / "tensors.npz", **tensors)
     script = (
         "import sys, numpy as np, tensorflow as tf\n"

@@ -256,10 +256,11 @@ def read_tensors(entries: dict[str, Entry], *, verify: bool = True) -> dict[str,
             raise PicogptError(f"{entry.file}: {found}; expected a floating-point type")
         elif entry.dtype == "float32" and entry.byte_order == "<" and not entry.offset % 4:
             data = files[entry.file][entry.offset : entry.offset + entry.size]
-            _check_crc(name, entry, google_crc32c.value(data) if verify else None)
+            if verify and entry.crc is not None:
+                _check_crc(name, entry, google_crc32c.value(data))
             tensor = data.view("<f4")
         else:
-            tensor = _widen(name, entry, verify)
+            tensor = _widen(name, entry, verify and entry.crc is not None)
         tensors[name] = tensor.reshape(entry.shape)
     return tensors
 
@@ -281,12 +282,13 @@ def _widen(name: str, entry: Entry, verify: bool) -> np.ndarray:
             piece = data.view(np.dtype(entry.dtype).newbyteorder(entry.byte_order))
         tensor[done : done + len(piece)] = piece
         done += len(piece)
-    _check_crc(name, entry, crc if verify else None)
+    if verify:
+        _check_crc(name, entry, crc)
     return tensor
 
 
-def _check_crc(name: str, entry: Entry, crc: int | None) -> None:
-    if crc is not None and entry.crc is not None and _mask(crc) != entry.crc:
+def _check_crc(name: str, entry: Entry, crc: int) -> None:
+    if _mask(crc) != entry.crc:
         raise PicogptError(f"{entry.file}: {name} is damaged (wrong checksum); fetch it again")
 
 

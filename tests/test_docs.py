@@ -40,10 +40,11 @@ def test_the_options_are_those_of_help():
     assert shell(["picogpt", "--help"]) in [text for _, text in BLOCKS]
 
 
-def test_python_examples_run(capsys):
+def test_python_examples_run(capsys, tmp_path, monkeypatch):
     names = {}
     examples = [text for language, text in BLOCKS if language == "python"]
-    assert len(examples) == 4
+    assert len(examples) == 5
+    monkeypatch.chdir(tmp_path)
     for text in examples:
         exec(text, names)
     assert names["logits"].shape == (1, 4096)
