@@ -2,7 +2,7 @@
 
 Read from the top: each function uses only those above it, and takes its weights under the names
 they have in the checkpoint, so that `**block`, `**attn` and so on bind the parameter tree (drawn
-in `loader.py`). Leading batch axes are allowed everywhere. What comes in as float32 goes out as
+in `loader.py`). `see` changes nothing unless somebody looks on (see `tracing.py`). Leading batch axes are allowed everywhere. What comes in as float32 goes out as
 float32, because constants are Python floats. Arrays of any library will do (see `backend.py`).
 Nothing that a caller gave is written to, but for the cache.
 
@@ -16,6 +16,11 @@ n_q tokens are computed now, n_k = n_past + n_q are seen, the n_past from the ca
 import math
 
 from .backend import array_module, remember
+
+
+def see(tap, name, x):
+    """x, or where somebody looks on what they return: x again, or what to go on with instead."""
+    return tap(name, x) if tap else x
 
 
 def gelu(x):
@@ -68,66 +73,73 @@ def linear(x, w, b=None):
     return y.reshape(*x.shape[:-1], w.shape[-1])
 
 
-def ffn(x, c_fc, c_proj):
+def ffn(x, c_fc, c_proj, tap=None):
     """Position-wise feed-forward network: up to 4 * n_embd channels and down again.
 
     x [..., n_seq, n_embd] -> [..., n_seq, n_embd] (Vaswani et al., section 3.3)
     """
-    return linear(gelu(linear(x, **c_fc)), **c_proj)
+    act = see(tap, "mlp.act", gelu(linear(x, **c_fc)))
+    return see(tap, "mlp.out", linear(act, **c_proj))
 
 
-def attention(q, k, v, mask):
+def attention(q, k, v, mask, tap=None):
     """Scaled dot-product attention; query i sees key j where mask[i, j].
 
     q [..., n_q, d_head], k and v [..., n_k, d_head], mask [..., n_q, n_k] -> [..., n_q, d_head]
     (Vaswani et al., equation 1)
     """
     scores = q / math.sqrt(q.shape[-1]) @ k.swapaxes(-1, -2)
-    return softmax(array_module(q).where(mask, scores, -math.inf)) @ v
+    weights = softmax(array_module(q).where(mask, scores, -math.inf))
+    return see(tap, "attn.weights", weights) @ v
 
 
-def mha(x, c_attn, c_proj, n_head, mask, past=None, n_past=0):
-    """Multi-head causal self-attention, all heads at once; `past` is this layer's cache.
+def mha(x, c_attn, c_proj, n_head, mask, past=None, tap=None):
+    """Multi-head causal self-attention, all heads at once; `past` is (this layer's cache, n_past).
 
     x [..., n_q, n_embd], mask [..., n_q, n_k] -> [..., n_q, n_embd] (Vaswani et al., 3.2.2)
     """
     qkv = linear(x, **c_attn).reshape(*x.shape[:-1], 3 * n_head, -1).swapaxes(-2, -3)
     q, k, v = (qkv[..., i : i + n_head, :, :] for i in range(0, 3 * n_head, n_head))
-    if past is not None:
-        k, v = remember(past, n_past, k, v)
-    heads = attention(q, k, v, mask)  # [..., n_head, n_q, d_head]
-    return linear(heads.swapaxes(-2, -3).reshape(x.shape), **c_proj)
+    if past:
+        k, v = remember(*past, k, v)
+    heads = see(tap, "attn.heads", attention(q, k, v, mask, tap))  # [..., n_head, n_q, d_head]
+    return see(tap, "attn.out", linear(heads.swapaxes(-2, -3).reshape(x.shape), **c_proj))
 
 
-def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask, past=None, n_past=0):
+def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask, past=None, tap=None):
     """One layer: attention, then the feed-forward network, each added to the residual stream.
 
     x [..., n_q, n_embd], mask [..., n_q, n_k] -> [..., n_q, n_embd]
     """
-    x = x + mha(layer_norm(x, **ln_1), **attn, n_head=n_head, mask=mask, past=past, n_past=n_past)
-    return x + ffn(layer_norm(x, **ln_2), **mlp)
+    x = x + mha(layer_norm(x, **ln_1), **attn, n_head=n_head, mask=mask, past=past, tap=tap)
+    return see(tap, "out", x + ffn(layer_norm(x, **ln_2), **mlp, tap=tap))
 
 
-def gpt2(inputs, wte, wpe, blocks, ln_f, n_head, *, lm_head=None, n_pad=0, cache=None, last=False):
+def gpt2(inputs, wte, wpe, blocks, ln_f, n_head, *,
+         lm_head=None, n_pad=0, cache=None, last=False, tap=None):  # fmt: skip
     """Token ids to logits: row i scores every token of the vocabulary as the one after inputs[i].
 
     With a cache (see `new_cache`), inputs are the tokens after those it has seen. The first n_pad
     tokens of all, or of each row ([batch]), are padding. With `last`, only the last row is made.
     The output head is the embedding of the tokens, unless the model has an lm_head of its own.
+    tap(name, x) sees what is computed on the way, and returns it or what to go on with: "embed",
+    "h0.attn.weights", "h0.attn.heads", "h0.attn.out", "h0.mlp.act", "h0.mlp.out", "h0.out" and so
+    on, "ln_f", "logits".
 
     inputs [n_q] or [batch, n_q], integers, n_past + n_q <= n_ctx -> [..., n_q, n_vocab]
     """
     xp = array_module(wte)
-    ids = xp.asarray(inputs)
-    n_past, pasts = (cache["n_past"], cache["blocks"]) if cache else (0, [None] * len(blocks))
+    ids, n_past = xp.asarray(inputs), cache["n_past"] if cache else 0
     keys = xp.arange(n_past + ids.shape[-1])
     queries, pads = keys[n_past:, None], xp.asarray(n_pad)[..., None, None, None]
     # By position: no key that comes later; padding for padding only, which must see something.
     mask = (keys <= queries) & ((keys >= pads) | (queries < pads))
-    x = wte[ids] + wpe[xp.maximum(keys[n_past:] - pads[..., 0, 0], 0)]
-    for block, past in zip(blocks, pasts, strict=True):
-        x = transformer_block(x, **block, n_head=n_head, mask=mask, past=past, n_past=n_past)
+    x = see(tap, "embed", wte[ids] + wpe[xp.maximum(keys[n_past:] - pads[..., 0, 0], 0)])
+    for i, block in enumerate(blocks):
+        past = cache and (cache["blocks"][i], n_past)
+        inner = tap and (lambda name, x, i=i: tap(f"h{i}.{name}", x))
+        x = transformer_block(x, **block, n_head=n_head, mask=mask, past=past, tap=inner)
     if cache:
         cache["n_past"] += ids.shape[-1]
-    x = layer_norm(x[..., -1:, :] if last else x, **ln_f)
-    return linear(x, (wte if lm_head is None else lm_head).T)
+    x = see(tap, "ln_f", layer_norm(x[..., -1:, :] if last else x, **ln_f))
+    return see(tap, "logits", linear(x, (wte if lm_head is None else lm_head).T))

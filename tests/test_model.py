@@ -13,7 +13,7 @@ from picogpt.model import attention, gelu, gpt2, layer_norm, linear, softmax
 
 SOURCE = model.__spec__.loader.get_source("picogpt.model")
 
-ORDER = ["gelu", "softmax", "layer_norm", "linear", "ffn", "attention", "mha"]
+ORDER = ["see", "gelu", "softmax", "layer_norm", "linear", "ffn", "attention", "mha"]
 ORDER += ["transformer_block", "gpt2"]
 
 
