@@ -9,19 +9,31 @@
 from .backend import new_cache
 from .encoder import Encoder
 from .errors import PicogptError
-from .generation import generate, generate_batch, stream
+from .generation import generate, generate_batch, next_tokens, stream
 from .loader import load, save
 from .model import gpt2
+from .pictures import attention_plot, lens_plot
+from .scoring import Score, score, token_logprobs
+from .tracing import Trace, logit_lens, trace
 
 __version__ = "0.1.0"
 __all__ = [
     "Encoder",
     "PicogptError",
+    "Score",
+    "Trace",
+    "attention_plot",
     "generate",
     "generate_batch",
     "gpt2",
+    "lens_plot",
     "load",
+    "logit_lens",
     "new_cache",
+    "next_tokens",
     "save",
+    "score",
     "stream",
+    "token_logprobs",
+    "trace",
 ]

@@ -47,12 +47,16 @@ def new_cache(
     return {"n_past": 0, "blocks": layers}
 
 
-def remember(past: dict[str, Any], n_past: int, k: Any, v: Any) -> tuple[Any, Any]:
-    """Adds keys and values [..., n_q, d_head] to one layer's cache; returns all it holds by now."""
+def remember(past: tuple[dict[str, Any], int], k: Any, v: Any) -> tuple[Any, Any]:
+    """Adds keys and values [..., n_q, d_head] to (one layer's cache, the number of tokens in it).
+
+    Returns all that it holds by now.
+    """
+    layer, n_past = past
     n = n_past + k.shape[-2]
-    past["k"][..., n_past:n, :] = k
-    past["v"][..., n_past:n, :] = v
-    return past["k"][..., :n, :], past["v"][..., :n, :]
+    layer["k"][..., n_past:n, :] = k
+    layer["v"][..., n_past:n, :] = v
+    return layer["k"][..., :n, :], layer["v"][..., :n, :]
 
 
 def keep_rows(cache: dict[str, Any], rows: list[int]) -> None:

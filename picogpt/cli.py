@@ -10,17 +10,23 @@ import io
 import json
 import math
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from . import __version__
 from .download import FILES, OFFICIAL, fetch, is_complete
 from .encoder import Encoder
-from .errors import PicogptError, one_line
-from .generation import stream_batch
-from .loader import BUNDLED, default_model, find_model, load, load_encoder, measure, verify
+from .errors import PicogptError, decode, one_line, parse_json, read_text
+from .generation import next_tokens, stream_batch
+from .loader import BUNDLED, Model, default_model, find_model, load, load_encoder, measure, verify
+from .pictures import attention_plot, check_picture, lens_plot, save_picture
+from .scoring import Score, Scored, score_texts
+from .tracing import logit_lens
 
 GENERATE_HELP = """\
 PROMPT is one argument, so put it in quotes. Without it, or with -, the prompt is what stdin holds,
@@ -39,6 +45,10 @@ examples:
 
 other commands (picogpt COMMAND --help):
   tokens TEXT           show how a text is cut into tokens
+  next TEXT             show what may come next, and how likely it is
+  lens TEXT             show what each layer would say next
+  attention TEXT        draw where each token looks
+  score FILE            tell how well the model foresees a text
   models                list the models, and whether and where they are here
   download MODEL        fetch an official model
   verify MODEL          check a model's files
@@ -49,6 +59,41 @@ Without TEXT, or with -, the text is what stdin holds. The vocabulary is GPT-2's
 examples:
   picogpt tokens "Not all heroes wear capes."
   picogpt tokens --count - < story.txt
+"""
+NEXT_HELP = """\
+Without TEXT, or with -, the text is what stdin holds.
+
+examples:
+  picogpt next "Once upon a"
+  picogpt next "Once upon a" --top 3 --temperature 2
+"""
+LENS_HELP = """\
+Each layer's residual stream is led through the last layer norm and the output head, as if the layer
+were the last one; the likeliest token that comes of it is shown.
+
+examples:
+  picogpt lens "Once upon a time"
+  picogpt lens "Once upon a time" -o lens.png
+"""
+ATTENTION_HELP = """\
+A row shows how one token divides its attention among the tokens up to itself.
+
+examples:
+  picogpt attention "The wolf said that he" -o attention.png
+  picogpt attention "The wolf said that he" --layer 2 --head 5 -o attention.svg
+"""
+SCORE_HELP = """\
+FILE is UTF-8 text, - is stdin. A file that ends in .jsonl holds JSON objects, one on a line, whose
+"text" is scored each by itself. Texts longer than the model's window are read in windows that
+overlap; each token is scored once, in the first window that holds it.
+
+With --last-word, as in LAMBADA: a text counts as right only if all tokens of its last word, with
+the blank before it, are the likeliest ones.
+
+examples:
+  picogpt score story.txt
+  cat story.txt | picogpt score - --per-token
+  picogpt score lambada.jsonl --last-word
 """
 DOWNLOAD_HELP = """\
 MODEL is 124M, 355M, 774M or 1558M (0.5, 1.4, 3.1 or 6.2 GB), or distilgpt2 (0.3 GB), which Hugging
@@ -65,6 +110,21 @@ VERIFY_HELP = """\
 Reads all of a model's files: its vocabulary, its tensors' names and shapes, their checksums where
 the format has them (TensorFlow's has, safetensors has none), and whether all numbers are finite.
 """
+
+
+def _number(kind: type, low: float, high: float, expected: str) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            if low <= (value := kind(text)) <= high:
+                return value
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+
+    return convert
+
+
+WHOLE = _number(int, 0, math.inf, "a whole number, 0 or more")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,12 +179,17 @@ def _parser(verb: str, operand: str, description: str, help_: str) -> argparse.A
     return parser
 
 
-def _text_parser(verb: str, text: str, description: str, help_: str) -> argparse.ArgumentParser:
-    parser = _parser(verb, f"[{text}]", description, help_)
-    parser.add_argument("text", nargs="?", type=_utf8, metavar=text, help="- reads it from stdin")
+def _model_parser(verb: str, operand: str, description: str, help_: str) -> argparse.ArgumentParser:
+    parser = _parser(verb, operand, description, help_)
     parser.add_argument(
         "--model", metavar="MODEL", help=f"{', '.join((*BUNDLED, *OFFICIAL))} or a folder"
     )
+    return parser
+
+
+def _text_parser(verb: str, text: str, description: str, help_: str) -> argparse.ArgumentParser:
+    parser = _model_parser(verb, f"[{text}]", description, help_)
+    parser.add_argument("text", nargs="?", type=_utf8, metavar=text, help="- reads it from stdin")
     parser.add_argument(
         "--allow-special",
         action="store_true",
@@ -135,13 +200,12 @@ def _text_parser(verb: str, text: str, description: str, help_: str) -> argparse
 
 def _generate_parser() -> argparse.ArgumentParser:
     parser = _text_parser("", "PROMPT", "Continue a text with GPT-2.", GENERATE_HELP)
-    whole = _number(int, 0, math.inf, "a whole number, 0 or more")
     add = parser.add_argument
     add("--echo", action="store_true", help="print the prompt before the text")
     add("--version", action="version", version=f"picogpt {__version__}")
 
     add = parser.add_argument_group("length").add_argument
-    add("--n-tokens", type=whole, default=40, metavar="N", help="add at most N (default: 40)")
+    add("--n-tokens", type=WHOLE, default=40, metavar="N", help="add at most N (default: 40)")
     add(
         "--stop",
         type=_stop_text,
@@ -158,38 +222,12 @@ def _generate_parser() -> argparse.ArgumentParser:
         help="beyond the model's window, go on with its newer half in view (default: error)",
     )
 
-    add = parser.add_argument_group(
-        "sampling",
+    add = _sampling_group(
+        parser,
         "Unless one of these is set, but for the penalty, the likeliest token is taken each time.",
-    ).add_argument
-    add(
-        "--temperature",
-        type=_number(float, 0, sys.float_info.max, "a number, 0 or more"),
-        metavar="T",
-        help="divide the logits by T; 0 takes the likeliest (default: 1 with the next three)",
+        "1 with --top-k, --top-p or --seed",
     )
-    add(
-        "--top-k",
-        type=whole,
-        default=0,
-        metavar="K",
-        help="only from the K likeliest tokens (default: 0, all)",
-    )
-    add(
-        "--top-p",
-        type=_number(float, 0, 1, "a number from 0 to 1"),
-        default=1.0,
-        metavar="P",
-        help="only from the fewest likeliest tokens that have the probability P together",
-    )
-    add("--seed", type=whole, metavar="N", help="the same seed gives the same text")
-    add(
-        "--repetition-penalty",
-        type=_number(float, 0.01, 100, "a number from 0.01 to 100"),
-        default=1.0,
-        metavar="R",
-        help="divide the logits of tokens already in the text by R (default: 1)",
-    )
+    add("--seed", type=WHOLE, metavar="N", help="the same seed gives the same text")
     add(
         "--n-samples",
         type=_number(int, 1, 1000, "a whole number from 1 to 1000"),
@@ -201,12 +239,92 @@ def _generate_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _sampling_group(
+    parser: argparse.ArgumentParser, description: str, default: str
+) -> Callable[..., Any]:
+    add = parser.add_argument_group("sampling", description).add_argument
+    add(
+        "--temperature",
+        type=_number(float, 0, sys.float_info.max, "a number, 0 or more"),
+        metavar="T",
+        help=f"divide the logits by T; 0 takes the likeliest (default: {default})",
+    )
+    add(
+        "--top-k",
+        type=WHOLE,
+        default=0,
+        metavar="K",
+        help="only from the K likeliest tokens (default: 0, all)",
+    )
+    add(
+        "--top-p",
+        type=_number(float, 0, 1, "a number from 0 to 1"),
+        default=1.0,
+        metavar="P",
+        help="only from the fewest likeliest tokens that have the probability P together",
+    )
+    add(
+        "--repetition-penalty",
+        type=_number(float, 0.01, 100, "a number from 0.01 to 100"),
+        default=1.0,
+        metavar="R",
+        help="divide the logits of tokens already in the text by R (default: 1)",
+    )
+    return add
+
+
 def _tokens_parser() -> argparse.ArgumentParser:
     description = "Show how a text is cut into tokens: their number, then the id and text of each."
     parser = _text_parser("tokens", "TEXT", description, TOKENS_HELP)
     parser.add_argument("--count", action="store_true", help="print their number only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _next_parser() -> argparse.ArgumentParser:
+    description = "Show which tokens may come next, and how likely each is."
+    parser = _text_parser("next", "TEXT", description, NEXT_HELP)
+    add = parser.add_argument
+    add("--top", type=WHOLE, default=10, metavar="N", help="show the N likeliest (default: 10)")
+    add("--json", action="store_true", help="print one JSON object")
+    _sampling_group(parser, "How the probabilities are changed before one would be picked.", "1")
+    return parser
+
+
+def _lens_parser() -> argparse.ArgumentParser:
+    description = "Show what each layer would say next, after each token of a text."
+    parser = _text_parser("lens", "TEXT", description, LENS_HELP)
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="draw it instead: a .png, .svg or .pdf"
+    )
+    return parser
+
+
+def _attention_parser() -> argparse.ArgumentParser:
+    description = "Draw where each token of a text looks."
+    parser = _text_parser("attention", "TEXT", description, ATTENTION_HELP)
+    add = parser.add_argument
+    add("-o", "--output", required=True, metavar="FILE", help="a .png, .svg or .pdf")
+    add("--layer", type=WHOLE, metavar="N", help="from 0 (default: the last)")
+    add("--head", type=_head, default="all", metavar="N", help="from 0, mean or all (default: all)")
+    return parser
+
+
+def _score_parser() -> argparse.ArgumentParser:
+    description = "Tell how well the model foresees texts: perplexity, bits per byte and so on."
+    parser = _model_parser("score", "FILE...", description, SCORE_HELP)
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="UTF-8 text, or .jsonl; - for stdin")
+    add("--stride", type=WHOLE, metavar="N", help="tokens between windows (default: half of one)")
+    add("--no-start", action="store_true", help="put no end-of-text token in front")
+    add("--per-token", action="store_true", help="show each token, by how much it surprises")
+    add("--last-word", action="store_true", help="tell how often the last word is foreseen")
+    add("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _head(argument: str) -> int | str:
+    return argument if argument in ("all", "mean") else int(WHOLE(argument))
 
 
 def _models_parser() -> argparse.ArgumentParser:
@@ -229,18 +347,6 @@ def _verify_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _number(kind: type, low: float, high: float, expected: str) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            if low <= (value := kind(text)) <= high:
-                return value
-        except ValueError:
-            pass
-        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
-
-    return convert
-
-
 def _utf8(argument: str) -> str:
     """What the shell gave, read as UTF-8 whatever the locale; other bytes become U+FFFD."""
     return os.fsencode(argument).decode("utf-8", "replace")
@@ -252,12 +358,17 @@ def _stop_text(argument: str) -> str:
     return _utf8(argument)
 
 
-def _generate(args: argparse.Namespace) -> None:
+def _load(args: argparse.Namespace) -> Model:
+    """Loads the model that is asked for; tells which one, if none is."""
     model = default_model(args.weights_dir) if args.model is None else args.model
     if args.model is None and sys.stderr.isatty():
         dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
         print(f"{dim}model: {find_model(model, args.weights_dir)}{plain}", file=sys.stderr)
-    encoder, hparams, params = load(model, weights_dir=args.weights_dir)
+    return load(model, weights_dir=args.weights_dir)
+
+
+def _generate(args: argparse.Namespace) -> None:
+    encoder, hparams, params = _load(args)
     ids = encoder.encode(args.text, allow_special=args.allow_special)
     end = [] if encoder.end_of_text is None else [encoder.end_of_text]
     samples = args.n_samples > 1  # several texts are of use only if they differ
@@ -317,14 +428,247 @@ def _tokens(args: argparse.Namespace) -> None:
         print(json.dumps({"count": len(ids), "tokens": tokens}))
     else:
         print(f"{len(ids)} token{'s' * (len(ids) != 1)}")
-        in_color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         for i, (token, piece) in enumerate(zip(ids, pieces, strict=True)):
-            try:
-                shown = repr(piece.decode("utf-8"))
-            except UnicodeDecodeError:  # bytes of a character that other tokens complete
-                shown = repr(piece)
-            on, off = (f"\x1b[{32 + 4 * (i % 2)}m", "\x1b[0m") if in_color else ("", "")
-            print(f"{token:6} {on}{shown}{off}")
+            on, off = (f"\x1b[{32 + 4 * (i % 2)}m", "\x1b[0m") if _in_color() else ("", "")
+            print(f"{token:6} {on}{_quoted(piece)}{off}")
+
+
+def _in_color() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _quoted(piece: bytes) -> str:
+    """A token as Python writes it: a string, or bytes that other tokens complete."""
+    try:
+        return repr(piece.decode("utf-8"))
+    except UnicodeDecodeError:
+        return repr(piece)
+
+
+def _next(args: argparse.Namespace) -> None:
+    encoder, hparams, params = _load(args)
+    ids = encoder.encode(args.text, allow_special=args.allow_special)
+    if not ids and encoder.end_of_text is not None:
+        ids = [encoder.end_of_text]
+    found, probabilities = next_tokens(
+        ids,
+        params,
+        hparams["n_head"],
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        repetition_penalty=args.repetition_penalty,
+    )
+    sums = probabilities.cumsum()
+    rows = [
+        (rank, int(token), encoder.token_bytes(token), float(p), float(sum_))
+        for rank, (token, p, sum_) in enumerate(zip(found, probabilities, sums, strict=True), 1)
+        if rank <= args.top
+    ]
+    if args.json:
+        fields = ("rank", "id", "text", "probability", "cumulative")
+        shown = [(rank, i, piece.decode("utf-8", "replace"), *p) for rank, i, piece, *p in rows]
+        tokens = [dict(zip(fields, row, strict=True)) for row in shown]
+        print(json.dumps({"prompt_tokens": len(ids), "next": tokens}))
+        return
+    width = max((len(_quoted(piece)) for _, _, piece, _, _ in rows), default=5)
+    block = _drawable("█", "#")
+    print(f"rank  {'piece':{width}}      id  probability {'':20}  cumulative")
+    for rank, token, piece, p, sum_ in rows:
+        bar = block * round(20 * p)
+        print(f"{rank:4}  {_quoted(piece):{width}}  {token:6}  {p:11.2%} {bar:20}  {sum_:10.2%}")
+
+
+def _drawable(character: str, otherwise: str) -> str:
+    try:
+        character.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return otherwise
+    return character
+
+
+def _lens(args: argparse.Namespace) -> None:
+    if args.output is not None:
+        check_picture(args.output)
+    encoder, hparams, params = _load(args)
+    ids = encoder.encode(args.text, allow_special=args.allow_special)
+    if args.output is not None:
+        save_picture(lens_plot(ids, encoder, params, hparams["n_head"]), args.output)
+        return
+    best, likely = logit_lens(ids, params, hparams["n_head"])
+    names = ["embedding", *(f"layer {i}" for i in range(len(best) - 1))]
+    columns = [["after", *(_quoted(encoder.token_bytes(token)) for token in ids)]]
+    for name, layer, chances in zip(names, best, likely, strict=True):
+        said = [
+            f"{_quoted(encoder.token_bytes(token))} {p:.0%}"
+            for token, p in zip(layer, chances, strict=True)
+        ]
+        columns.append([name, *said])
+    columns = [[f"{cell:{max(map(len, column))}}" for cell in column] for column in columns]
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    while len(columns) > 1:  # layers that do not fit beside the others come below them
+        n_shown, width = 1, len(columns[0][0])
+        for column in columns[1:]:
+            width += 2 + len(column[0])
+            if width > room and n_shown > 1:
+                break
+            n_shown += 1
+        for cells in zip(*columns[:n_shown], strict=True):
+            print("  ".join(cells).rstrip())
+        del columns[1:n_shown]
+        if len(columns) > 1:
+            print()
+
+
+def _attention(args: argparse.Namespace) -> None:
+    check_picture(args.output)
+    encoder, hparams, params = _load(args)
+    ids = encoder.encode(args.text, allow_special=args.allow_special)
+    options = {"layer": args.layer, "head": args.head}
+    save_picture(attention_plot(ids, encoder, params, hparams["n_head"], **options), args.output)
+
+
+def _score(args: argparse.Namespace) -> None:
+    if args.files.count("-") > 1:
+        raise PicogptError("-: is given twice; stdin can be read once")
+    encoder, hparams, params = _load(args)
+    scores: list[Score] = []
+    rows: list[dict[str, Any]] = []
+    width = max(len(f"{file}:999") for file in args.files)
+    for file in args.files:
+        names, texts = _read_texts(file)
+        scored = score_texts(
+            texts,
+            encoder,
+            params,
+            hparams["n_head"],
+            start_token=not args.no_start,
+            stride=args.stride,
+            only_last_word=args.last_word,
+            progress=_score_progress,
+        )
+        for name, (score, ids, tokens) in zip(names, scored, strict=True):
+            if args.json:
+                rows.append({"file": name, **_figures(score)})
+                if args.per_token:
+                    rows[-1]["tokens"] = _token_list(encoder, ids, tokens)
+            else:
+                if args.per_token:
+                    _show_tokens(encoder, ids, tokens)
+                if args.per_token or not scores:
+                    _show_row("file", width, SCORE_COLUMNS)
+                _show_row(name, width, _cells(score))
+            scores.append(score)
+    total = sum(scores[1:], start=scores[0])
+    choices = {"start_token": total.start_token, "window": total.window, "stride": total.stride}
+    if args.json:
+        print(json.dumps({"files": rows, "total": _figures(total), **choices}))
+        return
+    if len(scores) > 1:
+        _show_row("total", width, _cells(total))
+    start = "with" if total.start_token else "without"
+    print(f"({start} a start token; windows of {total.window} tokens, every {total.stride})")
+    if args.last_word:
+        share = f"{total.n_right} of {total.n_texts}, {total.accuracy:.2%}"
+        print(f"last words foreseen: {share}; the figures are of the last words")
+
+
+SCORE_COLUMNS = ("tokens", "nats", "per token", "per word", "per byte", "bits/byte")
+
+
+def _cells(score: Score) -> list[str]:
+    figures = (score.perplexity, score.word_perplexity, score.byte_perplexity)
+    shown = [f"{figure:.5g}" for figure in (*figures, score.bits_per_byte)]
+    return [str(score.n_tokens), f"{score.nll:.3f}", *shown]
+
+
+def _show_row(name: str, width: int, cells: Sequence[str]) -> None:
+    tokens, nats, *others = cells
+    shown = "".join(f"{cell:>11}" for cell in others)
+    print(f"{name:{width}}{tokens:>9}{nats:>12}{shown}", flush=True)
+
+
+def _figures(score: Score) -> dict[str, Any]:
+    """A score for JSON, which has no infinity and no nan."""
+    figures: dict[str, float | None] = {
+        "n_tokens": score.n_tokens,
+        "nll": score.nll,
+        "perplexity": score.perplexity,
+        "word_perplexity": score.word_perplexity,
+        "byte_perplexity": score.byte_perplexity,
+        "bits_per_byte": score.bits_per_byte,
+        "n_words": score.n_words,
+        "n_bytes": score.n_bytes,
+    }
+    if score.n_right is not None:
+        figures |= {"n_texts": score.n_texts, "n_right": score.n_right, "accuracy": score.accuracy}
+    return {name: x if x is None or math.isfinite(x) else None for name, x in figures.items()}
+
+
+def _token_list(encoder: Encoder, ids: Iterable[int], scored: Scored) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": int(token),
+            "text": encoder.token_bytes(token).decode("utf-8", "replace"),
+            "logprob": None if math.isnan(logprob) else float(logprob),
+        }
+        for token, logprob in zip(ids, scored.logprobs, strict=True)
+    ]
+
+
+def _show_tokens(encoder: Encoder, ids: Iterable[int], scored: Scored) -> None:
+    """Prints a text coloured by surprise, or where there are no colours, a line for each token."""
+    if not _in_color():
+        for token, logprob in zip(ids, scored.logprobs, strict=True):
+            print(f"{logprob:10.4f}  {token:6}  {_quoted(encoder.token_bytes(token))}")
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    print("surprise in bits:", *(f"\x1b[{c}m {s} \x1b[0m" for s, c in SURPRISE.items()))
+    for token, logprob in islice(zip(ids, scored.logprobs, strict=True), 1, None):
+        piece = decoder.decode(encoder.token_bytes(token))
+        level = min(int(math.log2(max(1.0, -logprob / math.log(2)))), len(SURPRISE) - 1)
+        color = list(SURPRISE.values())[level]
+        for line in piece.splitlines(keepends=True):
+            body = line.rstrip("\n")
+            shown = "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in body)
+            print(f"\x1b[{color}m{shown}\x1b[0m", end="\n" if line != body else "")
+    print()
+
+
+# A darker ground for each doubling; blue to red by way of white, which all can tell apart.
+SURPRISE = {
+    "0-2": "30;48;5;153",
+    "2-4": "30;48;5;195",
+    "4-8": "30;48;5;223",
+    "8-16": "30;48;5;215",
+    "16-": "97;48;5;160",
+}
+
+
+def _score_progress(batches: list[Any]) -> Iterable[Any]:
+    if not sys.stderr.isatty() or len(batches) < 2:
+        return batches
+    from tqdm import tqdm
+
+    return tqdm(batches, unit=" windows", leave=False)
+
+
+def _read_texts(file: str) -> tuple[list[str], list[str]]:
+    """The names and contents of the texts in a file: one, or one a line in .jsonl."""
+    text = decode(sys.stdin.buffer.read(), "stdin") if file == "-" else read_text(Path(file))
+    if not file.endswith(".jsonl"):
+        return [file], [text]
+    names, texts = [], []
+    for i, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            names.append(f"{file}:{i}")
+            value = parse_json(line, names[-1]).get("text")
+            if not isinstance(value, str):
+                raise PicogptError(f'{names[-1]}: "text" is {value!r:.40}; expected a string')
+            texts.append(value)
+    if not texts:
+        raise PicogptError(f"{file}: is empty; expected a JSON object on each line")
+    return names, texts
 
 
 def _models(args: argparse.Namespace) -> None:
@@ -368,6 +712,10 @@ def _verify(args: argparse.Namespace) -> None:
 VERBS = {
     "generate": (_generate_parser, _generate),
     "tokens": (_tokens_parser, _tokens),
+    "next": (_next_parser, _next),
+    "lens": (_lens_parser, _lens),
+    "attention": (_attention_parser, _attention),
+    "score": (_score_parser, _score),
     "models": (_models_parser, _models),
     "download": (_download_parser, _download),
     "verify": (_verify_parser, _verify),

@@ -56,11 +56,20 @@ def read_text(path: Path) -> str:
     """
     data = path.read_bytes()
     refuse_pointer(path, data)
+    return decode(data, str(path))
+
+
+def decode(data: bytes, where: str) -> str:
+    """Decodes UTF-8, with or without its mark.
+
+    Raises:
+        PicogptError: it is something else; names `where` it is from.
+    """
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         found = f"byte {error.start} is {data[error.start]:#04x}"
-        raise PicogptError(f"{path}: {found}; expected UTF-8 text; fetch it again") from None
+        raise PicogptError(f"{where}: {found}; expected UTF-8 text; fetch it again") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -70,16 +79,24 @@ def read_json(path: Path) -> dict[str, Any]:
         PicogptError: it holds something else.
         OSError: it cannot be read.
     """
-    text = read_text(path)
+    return parse_json(read_text(path), str(path))
+
+
+def parse_json(text: str, where: str) -> dict[str, Any]:
+    """Returns the object that a JSON text holds.
+
+    Raises:
+        PicogptError: it holds something else; names `where` it is from.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         start = text.strip()[:20]
         found = f"starts with {start!r}, is not JSON" if start else "is empty"
         raise PicogptError(
-            f"{path}: {found}; most likely a failed download; fetch it again"
+            f"{where}: {found}; most likely a failed download; fetch it again"
         ) from None
     if not isinstance(value, dict):
         found = type(value).__name__
-        raise PicogptError(f"{path}: holds a {found}; expected a JSON object; fetch it again")
+        raise PicogptError(f"{where}: holds a {found}; expected a JSON object; fetch it again")
     return value

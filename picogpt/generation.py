@@ -118,6 +118,46 @@ def generate_batch(
     return rows
 
 
+def next_tokens(
+    inputs: Iterable[int], params: dict[str, Any], n_head: int, **options: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ids that may come next and their probabilities, the likeliest first.
+
+    Args:
+        inputs, params, n_head: as for `generate`.
+        options: temperature, top_k, top_p and repetition_penalty, as for `generate`; but without
+            them the temperature is 1.
+
+    Returns:
+        ids [n], probabilities [n], which sum to 1; n is n_vocab, unless an option leaves less.
+
+    Raises:
+        PicogptError: as `generate` does.
+
+    >>> from picogpt import load
+    >>> encoder, hparams, params = load("tales")
+    >>> ids, probabilities = next_tokens(encoder.encode("Once upon a"), params, hparams["n_head"])
+    >>> encoder.decode(ids[:2]), probabilities[:2].round(2)
+    (' time mid', array([0.97, 0.01]))
+    """
+    picking = _Options(**options).checked()
+    ids = window_ids(inputs, params)
+    logits, _, _ = _prefill([ids], params, n_head, 1)
+    return _distribution(logits[0, -1], picking, set(ids))
+
+
+def window_ids(inputs: Iterable[int], params: dict[str, Any]) -> list[int]:
+    """Returns ids that the model can take at once, as a list.
+
+    Raises:
+        PicogptError: there are none or too many, or one is out of range.
+    """
+    ids, n_ctx = check_ids(inputs, len(params["wte"])), len(params["wpe"])
+    if not 1 <= len(ids) <= n_ctx:
+        raise PicogptError(f"text is {len(ids)} tokens; the model's window takes 1 to {n_ctx}")
+    return ids
+
+
 def stream_batch(
     prompts: Iterable[Iterable[int]],
     params: dict[str, Any],
@@ -271,16 +311,26 @@ class _Options(NamedTuple):
         return np.random.default_rng(None if self.seed is None else [self.seed, row])
 
 
+def _distribution(
+    logits: np.ndarray, options: "_Options", seen: set[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids that may be picked by their logits [n_vocab], and their probabilities, sorted."""
+    logits = _penalize(logits, options.repetition_penalty, seen)
+    temperature = 1.0 if options.temperature is None else options.temperature
+    if temperature == 0:
+        return np.array([logits.argmax()]), np.ones(1)
+    ids, probabilities = _candidates(logits, temperature, options.top_k, options.top_p)
+    order = np.argsort(-probabilities, kind="stable")
+    return ids[order], probabilities[order] / probabilities.sum()
+
+
 def _pick(
     logits: np.ndarray, options: _Options, seen: set[int], rng: "np.random.Generator | None"
 ) -> int:
     """Picks an id by its logit [n_vocab]: with one random number, or the best if there are none."""
     if not np.isfinite(logits.max()):
         raise PicogptError("logits: nan or infinite; the weights are damaged")
-    if options.repetition_penalty != 1:
-        said, penalty = list(seen), options.repetition_penalty
-        logits = logits.copy()
-        logits[said] = np.where(logits[said] < 0, logits[said] * penalty, logits[said] / penalty)
+    logits = _penalize(logits, options.repetition_penalty, seen)
     if rng is None:
         return int(logits.argmax())
     temperature = 1.0 if options.temperature is None else options.temperature
@@ -288,6 +338,14 @@ def _pick(
     cumulative = probabilities.cumsum()
     at = np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")
     return int(ids[min(at, len(ids) - 1)])
+
+
+def _penalize(logits: np.ndarray, penalty: float, seen: set[int]) -> np.ndarray:
+    if penalty == 1:
+        return logits
+    said, logits = list(seen), logits.copy()
+    logits[said] = np.where(logits[said] < 0, logits[said] * penalty, logits[said] / penalty)
+    return logits
 
 
 def _candidates(

@@ -2,9 +2,10 @@
 
 Read from the top: each function uses only those above it, and takes its weights under the names
 they have in the checkpoint, so that `**block`, `**attn` and so on bind the parameter tree (drawn
-in `loader.py`). `see` changes nothing unless somebody looks on (see `tracing.py`). Leading batch axes are allowed everywhere. What comes in as float32 goes out as
-float32, because constants are Python floats. Arrays of any library will do (see `backend.py`).
-Nothing that a caller gave is written to, but for the cache.
+in `loader.py`). `see` changes nothing unless somebody looks on (see `tracing.py`). Leading batch
+axes are allowed everywhere. What comes in as float32 goes out as float32, because constants are
+Python floats. Arrays of any library will do (see `backend.py`). Nothing that a caller gave is
+written to, but for the cache.
 
 Sources: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); openai/gpt-2,
 src/model.py; Vaswani et al., "Attention Is All You Need" (2017), for the equations.
@@ -101,7 +102,7 @@ def mha(x, c_attn, c_proj, n_head, mask, past=None, tap=None):
     qkv = linear(x, **c_attn).reshape(*x.shape[:-1], 3 * n_head, -1).swapaxes(-2, -3)
     q, k, v = (qkv[..., i : i + n_head, :, :] for i in range(0, 3 * n_head, n_head))
     if past:
-        k, v = remember(*past, k, v)
+        k, v = remember(past, k, v)
     heads = see(tap, "attn.heads", attention(q, k, v, mask, tap))  # [..., n_head, n_q, d_head]
     return see(tap, "attn.out", linear(heads.swapaxes(-2, -3).reshape(x.shape), **c_proj))
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -10,7 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from picogpt import Encoder, __version__, cli, generate, generate_batch, load, loader
+from picogpt import (
+    Encoder,
+    __version__,
+    cli,
+    generate,
+    generate_batch,
+    load,
+    loader,
+    logit_lens,
+    next_tokens,
+    score,
+    scoring,
+    token_logprobs,
+)
 from picogpt.cli import main
 
 
@@ -570,3 +584,263 @@ def test_messages_stay_in_their_line(capsys):
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert r"a\nb/\x1b[31m: no such folder" in err
+
+
+def table(text):
+    return [line.split() for line in text.splitlines()]
+
+
+def test_next_is_a_table_of_what_may_come(folder, capsys):
+    assert main(["next", "the king", "--model", str(folder), "--top", "3"]) == 0
+    encoder, hparams, params = load(folder)
+    ids, probabilities = next_tokens(encoder.encode("the king"), params, hparams["n_head"])
+    out, err = capsys.readouterr()
+    assert err == ""
+    rows = table(out)
+    assert rows[0] == ["rank", "piece", "id", "probability", "cumulative"]
+    assert len(rows) == 4
+    sums = probabilities.cumsum()
+    for rank, line in enumerate(out.splitlines()[1:]):
+        token, p = int(ids[rank]), probabilities[rank]
+        assert line[:6] == f"{rank + 1:4}  "
+        assert line[6:].startswith(cli._quoted(encoder.token_bytes(token)))
+        assert f"  {token:6}  {p:11.2%} {'█' * round(20 * p):20}  {sums[rank]:10.2%}" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        ([], {}),
+        (["--temperature", "2"], {"temperature": 2.0}),
+        (["--top-k", "5"], {"top_k": 5}),
+        (["--top-p", "0.5"], {"top_p": 0.5}),
+        (["--repetition-penalty", "2"], {"repetition_penalty": 2.0}),
+        (["--temperature", "0"], {"temperature": 0}),
+    ],
+)
+def test_next_takes_the_sampling_flags(folder, capsys, flags, options):
+    assert main(["next", "the king", "--model", str(folder), "--json", *flags]) == 0
+    encoder, _, params = load(folder)
+    ids, probabilities = next_tokens(encoder.encode("the king"), params, 4, **options)
+    found = json.loads(capsys.readouterr().out)
+    assert found["prompt_tokens"] == len(encoder.encode("the king"))
+    assert len(found["next"]) == min(10, len(ids))
+    sums = probabilities.cumsum()
+    for i, token in enumerate(found["next"]):
+        assert token == {
+            "rank": i + 1,
+            "id": int(ids[i]),
+            "text": encoder.decode([ids[i]]),
+            "probability": pytest.approx(probabilities[i]),
+            "cumulative": pytest.approx(sums[i]),
+        }
+
+
+def test_next_from_nothing_and_where_bars_cannot_be_drawn(folder):
+    done = run("next", "", "--model", folder, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert done.returncode == 0
+    assert b"#" in done.stdout
+    done = run("next", "x" * 33, "--model", folder)
+    message = "text is 33 tokens; the model's window takes 1 to 32"
+    assert (done.returncode, done.stderr.decode()) == (1, f"picogpt: error: {message}\n")
+
+
+def test_the_lens_is_a_table_of_layers(folder, capsys):
+    assert main(["lens", "the", "--model", str(folder)]) == 0
+    encoder, _, params = load(folder)
+    ids = encoder.encode("the")
+    best, likely = logit_lens(ids, params, 4)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("  ")[0] == "after"
+    assert [name for name in lines[0].split("  ") if name] == (
+        ["after", *(name for name in ("embedding", "layer 0", "layer 1"))]
+    )
+    for i, line in enumerate(lines[1:]):
+        cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
+        said = [
+            f"{cli._quoted(encoder.token_bytes(token))} {p:.0%}"
+            for token, p in zip(best[:, i], likely[:, i], strict=True)
+        ]
+        assert cells == [cli._quoted(encoder.token_bytes(ids[i])), *said]
+
+
+def test_layers_that_do_not_fit_the_terminal_come_below(folder, capsys, monkeypatch):
+    class Wide(Terminal):
+        pass
+
+    monkeypatch.setenv("COLUMNS", "30")
+    screen = Wide()
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(["lens", "the", "--model", str(folder)]) == 0
+    text = screen.getvalue()
+    blocks = text.split("\n\n")
+    assert len(blocks) > 1
+    assert [block.split()[0] for block in blocks] == ["after"] * len(blocks)
+    assert [name for name in ("embedding", "layer 0", "layer 1") if name in text] == (
+        ["embedding", "layer 0", "layer 1"]
+    )
+
+
+def test_pictures_are_written(folder, tmp_path, capsys):
+    for verb in ("attention", "lens"):
+        path = tmp_path / f"{verb}.svg"
+        assert main([verb, "the king", "--model", str(folder), "-o", str(path)]) == 0
+        assert path.read_text(encoding="utf-8").startswith("<?xml")
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(SystemExit) as error:
+        main(["attention", "the king"])
+    assert error.value.code == 2
+    capsys.readouterr()
+    run = ["attention", "a", "--model", str(folder), "-o"]
+    assert main([*run, "x.gif"]) == 1
+    message = "x.gif: ends in '.gif'; expected .png, .svg or .pdf"
+    assert capsys.readouterr().err == f"picogpt: error: {message}\n"
+    assert main([*run, str(tmp_path / "x.png"), "--head", "4"]) == 1
+    message = "head: is 4; expected 0 to 3, all or mean"
+    assert capsys.readouterr().err == f"picogpt: error: {message}\n"
+    assert main([*run, str(tmp_path / "x.png"), "--layer", "2"]) == 1
+    message = "layer: is 2; expected 0 to 1"
+    assert capsys.readouterr().err == f"picogpt: error: {message}\n"
+    assert not (tmp_path / "x.png").exists()
+    with pytest.raises(SystemExit):
+        main([*run, "x.png", "--head", "most"])
+    assert "'most' is not a whole number, 0 or more" in capsys.readouterr().err
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two texts, the second longer than the window, and texts a line."""
+    (tmp_path / "a.txt").write_text("the king\r\n", encoding="utf-8", newline="")
+    (tmp_path / "b.txt").write_text("and his daughter, " * 5, encoding="utf-8")
+    lines = ['{"text": "the king"}', "", '{"text": "naïve 日本", "id": 7}']
+    (tmp_path / "c.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return [str(tmp_path / name) for name in ("a.txt", "b.txt", "c.jsonl")]
+
+
+def test_score_has_a_line_a_file_and_the_total(folder, files, capsys):
+    assert main(["score", *files, "--model", str(folder)]) == 0
+    encoder, _, params = load(folder)
+    texts = ["the king\r\n", "and his daughter, " * 5, "the king", "naïve 日本"]
+    names = [files[0], files[1], f"{files[2]}:1", f"{files[2]}:3", "total"]
+    scores = [score(text, encoder, params, 4) for text in texts]
+    scores.append(scores[0] + scores[1] + scores[2] + scores[3])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == (
+        ["file", "tokens", "nats", "per", "token", "per", "word", "per", "byte", "bits/byte"]
+    )
+    for line, name, found in zip(lines[1:-1], names, scores, strict=True):
+        perplexities = (found.perplexity, found.word_perplexity, found.byte_perplexity)
+        figures = [f"{x:.5g}" for x in (*perplexities, found.bits_per_byte)]
+        assert line.split() == [name, str(found.n_tokens), f"{found.nll:.3f}", *figures]
+    assert lines[-1] == "(with a start token; windows of 32 tokens, every 16)"
+
+
+def test_score_as_json(folder, files, capsys):
+    arguments = [files[1], "--model", str(folder), "--stride", "5", "--no-start", "--json"]
+    assert main(["score", *arguments, "--per-token"]) == 0
+    encoder, _, params = load(folder)
+    text = "and his daughter, " * 5
+    found = score(text, encoder, params, 4, stride=5, start_token=False)
+    output = json.loads(capsys.readouterr().out)
+    (row,) = output.pop("files")
+    figures = {
+        "n_tokens": found.n_tokens,
+        "nll": pytest.approx(found.nll),
+        "perplexity": pytest.approx(found.perplexity),
+        "word_perplexity": pytest.approx(found.word_perplexity),
+        "byte_perplexity": pytest.approx(found.byte_perplexity),
+        "bits_per_byte": pytest.approx(found.bits_per_byte),
+        "n_words": 15,
+        "n_bytes": 90,
+    }
+    assert output == {"total": figures, "start_token": False, "window": 32, "stride": 5}
+    tokens = row.pop("tokens")
+    assert row == {"file": files[1], **figures}
+    ids = encoder.encode(text)
+    logprobs = token_logprobs(ids, params, 4, stride=5)
+    assert [token["id"] for token in tokens] == ids
+    assert "".join(token["text"] for token in tokens) == text
+    assert tokens[0]["logprob"] is None
+    assert [token["logprob"] for token in tokens[1:]] == pytest.approx(logprobs[1:].tolist())
+
+
+def test_json_has_no_infinity(folder, tmp_path, capsys):
+    path = tmp_path / "blank.txt"
+    path.write_text("  ", encoding="utf-8")
+    assert main(["score", str(path), "--model", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["word_perplexity"] is None
+
+
+def test_tokens_are_shown_with_what_the_model_gives_them(folder, files, capsys, monkeypatch):
+    assert main(["score", files[0], "--per-token", "--model", str(folder)]) == 0
+    encoder, _, params = load(folder)
+    ids = [encoder.end_of_text, *encoder.encode("the king\r\n")]
+    logprobs = token_logprobs(ids, params, 4)
+    lines = capsys.readouterr().out.splitlines()
+    for line, token, logprob in zip(lines, ids, logprobs, strict=False):
+        piece = cli._quoted(encoder.token_bytes(token))
+        assert line == f"{logprob:10.4f}  {token:6}  {piece}"
+    assert lines[len(ids)].startswith("file ")
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["score", files[0], "--per-token", "--model", str(folder)]) == 0
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    assert shown.startswith("surprise in bits:  0-2   2-4   4-8   8-16   16- \nthe king\\r\n\nfile")
+    assert "\x1b[97;48;5;160m" in screen.getvalue()
+
+
+def test_the_last_words(folder, files, capsys):
+    assert main(["score", files[2], "--last-word", "--model", str(folder), "--json"]) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert (output["total"]["n_texts"], output["total"]["n_right"]) == (2, 0)
+    assert output["total"]["accuracy"] == 0
+    assert output["total"]["n_words"] == 2
+    assert main(["score", files[2], "--last-word", "--model", str(folder)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "last words foreseen: 0 of 2, 0.00%; the figures are of the last words"
+
+
+def test_score_reads_stdin(folder):
+    arguments = ["score", "-", "--model", folder, "--json"]
+    done = run(*arguments, input="naïve\n".encode())
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["total"]["n_bytes"] == 7
+    done = run(*arguments, input=b"a\xff")
+    message = "stdin: byte 1 is 0xff; expected UTF-8 text; fetch it again"
+    assert (done.returncode, done.stderr.decode()) == (1, f"picogpt: error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.txt", None, "{0}: No such file or directory"),
+        ("x.txt", "", "text '': is 0 tokens; expected 1 or more"),
+        ("x.jsonl", "\n", "{0}: is empty; expected a JSON object on each line"),
+        ("x.jsonl", '{"text": 1}', '{0}:1: "text" is 1; expected a string'),
+        ("x.jsonl", "{}", '{0}:1: "text" is None; expected a string'),
+    ],
+)
+def test_files_that_cannot_be_scored(folder, tmp_path, capsys, name, content, message):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    assert main(["score", str(path), "--model", str(folder)]) == 1
+    assert capsys.readouterr().err == f"picogpt: error: {message.format(path)}\n"
+
+
+def test_stdin_can_be_scored_once(folder, capsys):
+    assert main(["score", "-", "-", "--model", str(folder)]) == 1
+    message = "-: is given twice; stdin can be read once"
+    assert capsys.readouterr().err == f"picogpt: error: {message}\n"
+
+
+def test_progress_of_long_files_is_on_a_terminal_only(folder, files, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(scoring, "BATCH_TOKENS", 32)
+    assert main(["score", files[1], "--model", str(folder)]) == 0
+    assert "windows" in screen.getvalue()
+    screen.truncate(0)
+    assert main(["score", files[0], "--model", str(folder)]) == 0
+    assert "windows" not in screen.getvalue()

@@ -12,7 +12,7 @@ import pytest
 import picogpt
 
 LAYERS = ["errors", "backend", "model", "encoder", "checkpoint", "download", "loader"]
-LAYERS += ["generation", "cli"]
+LAYERS += ["generation", "scoring", "tracing", "pictures", "cli"]
 
 
 def loaded_by(statement):

@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picogpt import Encoder, PicogptError, generate, generate_batch, gpt2, load, save
+from picogpt import (
+    Encoder,
+    PicogptError,
+    generate,
+    generate_batch,
+    gpt2,
+    load,
+    save,
+    score,
+    token_logprobs,
+    trace,
+)
 from picogpt.checkpoint import BYTES_OF, find_checkpoint, read_index, read_tensors
 from picogpt.generation import _candidates
 
@@ -456,3 +467,57 @@ def test_a_tokenizer_json_of_another_kind(tmp_path):
         Encoder.from_folder(tmp_path)
     message = "model.type is 'WordPiece'; GPT-2's is 'BPE'"
     assert str(error.value) == f"{tmp_path}/tokenizer.json: {message}"
+
+
+def test_attentions_and_hidden_states_equal_transformers(torch, make_model):
+    encoder, hparams, params = load("tales")
+    model = make_model(**hparams, params=params)
+    model.set_attn_implementation("eager")
+    ids = encoder.encode("There was once upon a time a miller who was poor, but he had a daughter")
+    options = {"output_attentions": True, "output_hidden_states": True}
+    with torch.inference_mode():
+        wanted = model(torch.tensor([ids]), **options)
+    traced = trace(ids, params, hparams["n_head"])
+    streams = ["embed", *(f"h{i}.out" for i in range(hparams["n_layer"] - 1)), "ln_f"]
+    pairs = list(zip(streams, wanted.hidden_states, strict=True))
+    weights = [f"h{i}.attn.weights" for i in range(hparams["n_layer"])]
+    pairs += zip(weights, wanted.attentions, strict=True)
+    assert len(pairs) == 13
+    for name, tensor in pairs:
+        array = tensor[0].numpy()
+        assert np.abs(traced[name] - array).max() <= 1e-4 + 2e-6 * np.abs(array).max()
+
+
+def test_the_loss_equals_transformers(torch, make_model):
+    _, hparams, params = load("tales")
+    model = make_model(**hparams, params=params)
+    ids = np.random.default_rng(0).integers(4096, size=200)
+    with torch.inference_mode():
+        wanted = float(model(torch.tensor(ids)[None], labels=torch.tensor(ids)[None]).loss)
+    found = -token_logprobs(ids, params, hparams["n_head"])[1:].mean()
+    assert found == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("stride", [64, 100, 255])
+def test_strided_perplexity_equals_that_of_transformers_guide(torch, make_model, stride):
+    """Windows whose repeated part has the label -100, as in "Perplexity of fixed-length models"."""
+    encoder, hparams, params = load("tales")
+    model = make_model(**hparams, params=params)
+    new = generate([encoder.end_of_text], params, 8, 700, seed=1, overflow="slide")
+    text = encoder.decode(new)
+    ids = torch.tensor([[encoder.end_of_text, *encoder.encode(text)]])
+    total, n_scored, end_before = 0.0, 0, 0
+    for start in range(0, ids.shape[1], stride):
+        end = min(start + 256, ids.shape[1])
+        labels = ids[:, start:end].clone()
+        labels[:, : end_before - start] = -100
+        n = int((labels[:, 1:] != -100).sum())
+        with torch.inference_mode():
+            total += float(model(ids[:, start:end], labels=labels).loss) * n
+        n_scored += n
+        end_before = end
+        if end == ids.shape[1]:
+            break
+    found = score(text, encoder, params, hparams["n_head"], stride=stride)
+    assert found.n_tokens == n_scored == ids.shape[1] - 1
+    assert found.nll == pytest.approx(total, rel=1e-5)

@@ -170,7 +170,13 @@ def main():
             eos_token_id=None,
             pad_token_id=0,
         )[0, len(ids) :].numpy()
+        model.set_attn_implementation("eager")
+        inside = model(
+            torch.from_numpy(ids)[None], output_attentions=True, output_hidden_states=True
+        )
     names = {"ids": ids, "logits": logits, "greedy": new}
+    names["attentions"] = torch.stack(inside.attentions)[:, 0].numpy()  # [layer, head, from, to]
+    names["hidden_states"] = torch.stack(inside.hidden_states)[:, 0].numpy()  # the last after ln_f
     others = make_transformers_folders(torch.from_numpy(ids))
     np.savez_compressed(HERE / "expected.npz", **names, **tensors, **others)
 

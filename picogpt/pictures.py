@@ -1,0 +1,210 @@
+"""Pictures of what happens inside: attention maps and the logit lens, drawn by matplotlib."""
+
+import io
+import math
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .encoder import Encoder
+from .errors import PicogptError
+from .tracing import logit_lens, trace
+
+MAX_LABELS = 60  # along an axis; of more tokens, only every second, third and so on is named
+MAX_LENS = 120  # tokens, each with a cell wide enough for a word
+LENS_COLUMNS = 12  # tokens side by side; the others come below
+COLORS = "Blues"  # light for little, also for the colour-blind
+FONT = 7  # points
+INCH_PER_LABEL = FONT / 72 * 1.25
+
+
+def attention_plot(
+    text: str | Iterable[int],
+    encoder: Encoder,
+    params: dict[str, Any],
+    n_head: int,
+    *,
+    layer: int | None = None,
+    head: int | str = "all",
+) -> Any:
+    """Draws where each token of a text looks, and how much.
+
+    Args:
+        text: at least one token, and no more than the window takes; or its ids.
+        encoder, params: as `load` returns them.
+        n_head: number of attention heads, `hparams["n_head"]`.
+        layer: from 0; None: the last.
+        head: from 0; "all" for a grid of them, "mean" for their average.
+
+    Returns:
+        A matplotlib figure, which notebooks show. Row i is how token i divides its attention among
+        those up to itself; a row sums to 1.
+
+    Raises:
+        PicogptError: the text does not fit, there is no such layer or head, or matplotlib is not
+            installed.
+    """
+    n_layer = len(params["blocks"])
+    layer = n_layer - 1 if layer is None else layer
+    if not 0 <= layer < n_layer:
+        raise PicogptError(f"layer: is {layer}; expected 0 to {n_layer - 1}")
+    if head not in ("all", "mean", *range(n_head)):
+        raise PicogptError(f"head: is {head}; expected 0 to {n_head - 1}, all or mean")
+    ids = encoder.encode(text) if isinstance(text, str) else list(text)
+    (weights,) = trace(ids, params, n_head, keep=f"h{layer}.attn.weights").values()
+    if head == "all":
+        maps = {f"head {i}": weights[i] for i in range(n_head)}
+    elif head == "mean":
+        maps = {f"mean of {n_head} heads": weights.mean(0)}
+    else:
+        maps = {f"head {head}": weights[head]}
+    labels = _labels(encoder, ids)
+    n_shown = min(len(ids), MAX_LABELS)
+    side = max(1.6 if len(maps) > 1 else 3.2, n_shown * INCH_PER_LABEL)  # of a map, in inches
+    n_rows, n_columns = _grid(len(maps))
+    figure = _figure((side + 0.15) * n_columns + 1.6, (side + 0.3) * n_rows + 1.2)
+    grid = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
+    future = np.triu(np.ones((len(ids), len(ids)), bool), 1)
+    shown = range(0, len(ids), math.ceil(len(ids) / MAX_LABELS))
+    named = {"labels": [labels[i] for i in shown], "fontsize": FONT, "parse_math": False}
+    for axes, (name, map_) in zip(grid.flat, maps.items(), strict=False):
+        image = axes.imshow(np.ma.masked_array(map_, future), cmap=COLORS, vmin=0, vmax=1)
+        axes.set_facecolor("0.92")
+        axes.set_title(f"layer {layer}, {name}", fontsize=FONT + 1, pad=3)
+        axes.set_xticks(shown, **named, rotation=90)
+        axes.set_yticks(shown, **named)
+        axes.tick_params(length=2, pad=2)
+    for i, axes in enumerate(grid.flat):
+        axes.tick_params(labelbottom=i >= len(maps) - n_columns)  # where nothing is under it
+        axes.set_visible(i < len(maps))
+    figure.supxlabel("token looked at", fontsize=FONT + 1)
+    figure.supylabel("token that looks", fontsize=FONT + 1)
+    _add_bar(figure, image, grid, "share of its attention")
+    return figure
+
+
+def lens_plot(
+    text: str | Iterable[int], encoder: Encoder, params: dict[str, Any], n_head: int
+) -> Any:
+    """Draws what each layer would say after each token of a text, by `logit_lens`.
+
+    Args:
+        text: at least one token, at most 120; or its ids.
+        encoder, params, n_head: as for `attention_plot`.
+
+    Returns:
+        A matplotlib figure, which notebooks show: a column for each token, a row for each layer,
+        the last on top.
+
+    Raises:
+        PicogptError: the text does not fit, or matplotlib is not installed.
+    """
+    ids = encoder.encode(text) if isinstance(text, str) else list(text)
+    if len(ids) > MAX_LENS:
+        raise PicogptError(f"text is {len(ids)} tokens; the picture has room for {MAX_LENS}")
+    best, likely = logit_lens(ids, params, n_head)
+    n_layer, labels = len(best) - 1, _labels(encoder, ids)
+    starts = range(0, len(ids), LENS_COLUMNS)
+    n_columns = min(len(ids), LENS_COLUMNS)
+    figure = _figure(0.8 * n_columns + 2.1, (0.26 * (n_layer + 1) + 0.4) * len(starts) + 0.7)
+    grid = figure.subplots(len(starts), 1, squeeze=False)[:, 0]
+    for axes, start in zip(grid, starts, strict=True):
+        part = slice(start, start + LENS_COLUMNS)
+        image = axes.imshow(likely[::-1, part], cmap=COLORS, vmin=0, vmax=1, aspect="auto")
+        for row in range(n_layer + 1):
+            layer = n_layer - row
+            for column, label in enumerate(_labels(encoder, best[layer, part])):
+                color = "white" if likely[layer, start + column] > 0.6 else "black"
+                style = {"color": color, "fontsize": FONT, "ha": "center", "va": "center"}
+                axes.text(column, row, _short(label), **style, parse_math=False)
+        shown = [_short(label) for label in labels[part]]
+        axes.set_xticks(range(len(shown)), shown, fontsize=FONT, parse_math=False)
+        axes.set_xlim(-0.5, n_columns - 0.5)
+        names = [*(f"layer {i}" for i in reversed(range(n_layer))), "embedding"]
+        axes.set_yticks(range(n_layer + 1), names, fontsize=FONT)
+        axes.tick_params(length=2, pad=2)
+    figure.supxlabel("token of the text, and above it what would follow", fontsize=FONT + 1)
+    _add_bar(figure, image, grid, "probability")
+    return figure
+
+
+def save_picture(figure: Any, path: str | Path) -> None:
+    """Writes a figure to a .png, .svg or .pdf, all of it or nothing.
+
+    Raises:
+        PicogptError: the name ends in something else.
+        OSError: the file cannot be written.
+    """
+    from matplotlib import rc_context
+
+    path = check_picture(path)
+    data = io.BytesIO()
+    when = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[path.suffix[1:]]
+    with rc_context({"svg.hashsalt": "picogpt"}):  # the same file each time
+        figure.savefig(data, format=path.suffix[1:], metadata=when)
+    path.write_bytes(data.getvalue())
+
+
+def check_picture(path: str | Path) -> Path:
+    """Returns a path that a picture can be written to.
+
+    Raises:
+        PicogptError: its name ends in no kind of picture, or its folder does not exist.
+    """
+    path = Path(path)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise PicogptError(f"{path}: ends in {path.suffix!r}; expected .png, .svg or .pdf")
+    if not path.parent.is_dir():
+        raise PicogptError(f"{path.parent}: no such folder; expected one for {path.name}")
+    return path
+
+
+def _grid(n: int) -> tuple[int, int]:
+    """Rows and columns for n maps: no place empty if that is nearly square, else as good as one."""
+    least = math.ceil(math.sqrt(n))
+    n_columns = next((k for k in range(least, 2 * least + 1) if n % k == 0), least)
+    return math.ceil(n / n_columns), n_columns
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= 11 else f"{label[:10]}…"
+
+
+def _add_bar(figure: Any, image: Any, grid: Any, name: str) -> None:
+    bar = figure.colorbar(image, ax=grid, shrink=0.7, aspect=30)
+    bar.set_label(name, fontsize=FONT + 1)
+    bar.ax.tick_params(labelsize=FONT)
+
+
+def _figure(width: float, height: float) -> Any:
+    """An empty figure, so many inches large."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise PicogptError(
+            'matplotlib: is not installed; run "pip install picogpt[plot]"'
+        ) from None
+    if "ipykernel" in sys.modules:  # importing this tells notebooks how to show figures
+        import matplotlib.pyplot  # noqa: F401
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def _labels(encoder: Encoder, ids: Iterable[int]) -> list[str]:
+    """Tokens as they can be drawn: blanks made visible, and escapes for what the font lacks."""
+    from matplotlib.font_manager import findfont, get_font
+
+    has = get_font(findfont("DejaVu Sans")).get_char_index
+    visible = {" ": "·", "\n": "⏎", "\t": "⇥"}
+
+    def label(token: int) -> str:
+        text = encoder.token_bytes(token).decode("utf-8", "backslashreplace")
+        characters = [visible.get(c, c) for c in text]
+        is_drawn = [c.isprintable() and has(ord(c)) for c in characters]
+        return "".join(
+            c if drawn else ascii(c)[1:-1] for c, drawn in zip(characters, is_drawn, strict=True)
+        )
+
+    return [label(int(token)) for token in ids]
