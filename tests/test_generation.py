@@ -17,6 +17,7 @@ from picogpt import (
     load,
     loader,
     new_cache,
+    next_tokens,
     stream,
 )
 from picogpt.generation import stream_batch
@@ -437,3 +438,41 @@ def test_the_cache_has_room_for_what_is_needed_and_no_more(params, monkeypatch):
     generate([1] * 32, params, 4, 1)
     generate([1] * 30, params, 4, 9, overflow="slide")
     assert rooms == [8, 32, 32, 21]
+
+
+def test_next_tokens_are_the_whole_distribution_sorted(params):
+    ids, probabilities = next_tokens([1, 2, 3], params, 4)
+    logits = gpt2([1, 2, 3], **params, n_head=4)[-1].astype(np.float64)
+    wanted = np.exp(logits) / np.exp(logits).sum()
+    assert sorted(ids.tolist()) == list(range(300))
+    assert np.abs(probabilities - wanted[ids]).max() < 1e-6
+    assert (np.diff(probabilities) <= 0).all()
+    assert probabilities.sum() == pytest.approx(1)
+
+
+def test_next_tokens_after_the_options(params):
+    ids, probabilities = next_tokens([1, 2, 3], params, 4, top_k=5, temperature=2.0)
+    assert len(ids) == 5
+    assert probabilities.sum() == pytest.approx(1)
+    best = generate([1, 2, 3], params, 4, 1)
+    assert ids[0] == best[0]
+    ids, probabilities = next_tokens([1, 2, 3], params, 4, temperature=0)
+    assert (ids.tolist(), probabilities.tolist()) == (best, [1.0])
+    ids, _ = next_tokens([1, best[0]], params, 4, repetition_penalty=100, top_k=3)
+    plain, _ = next_tokens([1, best[0]], params, 4, top_k=3)
+    assert plain.tolist() != ids.tolist() or not {1, best[0]} & set(plain.tolist())
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "message"),
+    [
+        ([], {}, "text is 0 tokens; the model's window takes 1 to 32"),
+        ([1] * 33, {}, "text is 33 tokens; the model's window takes 1 to 32"),
+        ([1], {"top_p": 2}, "top_p: is 2; expected a number from 0 to 1"),
+    ],
+)
+def test_next_tokens_of_what_does_not_fit(params, ids, options, message):
+    with pytest.raises(PicogptError) as error:
+        next_tokens(ids, params, 4, **options)
+    assert str(error.value) == message
+    assert len(next_tokens([1] * 32, params, 4)[0]) == 300
