@@ -138,7 +138,7 @@ def next_tokens(
     >>> encoder, hparams, params = load("tales")
     >>> ids, probabilities = next_tokens(encoder.encode("Once upon a"), params, hparams["n_head"])
     >>> encoder.decode(ids[:2]), probabilities[:2].round(2)
-    (' time mid', array([0.97, 0.01]))
+    (' time day', array([0.97, 0.01]))
     """
     picking = _Options(**options).checked()
     ids = window_ids(inputs, params)

@@ -106,8 +106,8 @@ def token_logprobs(
     >>> from picogpt import load
     >>> encoder, hparams, params = load("tales")
     >>> ids = encoder.encode("Once upon a time")
-    >>> token_logprobs(ids, params, hparams["n_head"]).round(1)
-    array([ nan, -6.2, -0.4, -0.3])
+    >>> token_logprobs(ids, params, hparams["n_head"]).round(2)
+    array([  nan, -1.18, -0.14, -0.03])
     """
     return next(score_ids([ids], params, n_head, stride=stride)).logprobs
 
@@ -135,7 +135,7 @@ def score(
     >>> encoder, hparams, params = load("tales")
     >>> result = score("Once upon a time", encoder, params, hparams["n_head"])
     >>> result.n_tokens, round(result.bits_per_byte, 2)
-    (4, 0.96)
+    (4, 0.84)
     """
     scores = score_texts([text], encoder, params, n_head, start_token=start_token, stride=stride)
     return next(scores)[0]

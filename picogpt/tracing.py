@@ -97,7 +97,7 @@ def logit_lens(
     >>> encoder, hparams, params = load("tales")
     >>> ids, _ = logit_lens(encoder.encode("Once upon a"), params, hparams["n_head"])
     >>> [encoder.decode([token]) for token in ids[:, -1]]
-    [' great', ' little', ' great', ' great', ' little', ' time', ' time']
+    [' a', ' great', ' time', ' time', ' time', ' time', ' time']
     """
     head = params.get("lm_head", params["wte"])
     best, likely = [], []
