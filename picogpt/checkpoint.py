@@ -163,7 +163,10 @@ def read_header(path: Path) -> dict[str, Entry]:
             raise PicogptError(f"{path}: {name} is in {file!r:.60}; expected a file beside this")
         files.setdefault(file, {})
     find_files(path.parent, *sorted(files))
-    files = {file: _read_file_header(path.with_name(file)) for file in files}
+    for file in files:
+        files[file] = _read_file_header(path.with_name(file))
+        if sum(map(len, files.values())) > MAX_KEYS:
+            raise PicogptError(f"{path}: its shards have more than {MAX_KEYS} names")
     if lost := [name for name, file in shards.items() if name not in files[file]]:
         raise PicogptError(f"{path}: {lost[0]} is not in {shards[lost[0]]}; fetch both again")
     return {name: files[file][name] for name, file in shards.items()}
@@ -308,7 +311,11 @@ def _map(file: Path, size: int) -> np.ndarray:
             raise PicogptError(f"{file}: {found} bytes; expected {size}; fetch it again")
         if not found:
             return np.empty(0, np.uint8)
-        return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        try:
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:  # which does not say of which file
+            raise PicogptError(f"{file}: {error.strerror}; {found} bytes to be mapped") from None
+        return np.frombuffer(mapped, np.uint8)
 
 
 def _read_with_tensorflow(name: str, entry: Entry) -> np.ndarray:

@@ -675,14 +675,17 @@ def _models(args: argparse.Namespace) -> None:
     print(f"{'model':<12}{'parameters':>14}{'MB':>8}  folder")
     for name in (*BUNDLED, *OFFICIAL):
         folder = find_model(name, args.weights_dir, fetch=False)
-        if name in BUNDLED or is_complete(folder):
-            n_parameters, n_bytes = measure(folder)
-            where = str(folder)
-        else:
-            n_parameters = OFFICIAL[name].n_parameters
-            n_bytes = 4 * n_parameters
+        official = OFFICIAL.get(name)
+        if official and not is_complete(folder):
             where = f"not whole in {folder}" if folder.exists() else "not here"
-        print(f"{name:<12}{n_parameters:>14,}{round(n_bytes / 1e6):>8,}  {where}")
+            n_parameters = official.n_parameters
+            n_bytes = 4 * n_parameters
+        else:
+            try:
+                where, (n_parameters, n_bytes) = str(folder), measure(folder)
+            except (PicogptError, OSError) as error:
+                where, n_parameters, n_bytes = f"damaged: {error}", 0, 0
+        print(f"{name:<12}{n_parameters:>14,}{round(n_bytes / 1e6):>8,}  {one_line(where)}")
 
 
 def _download(args: argparse.Namespace) -> None:
@@ -704,7 +707,7 @@ def _verify(args: argparse.Namespace) -> None:
     with warned:
         warnings.filterwarnings("error", message="checksums not checked")
         try:
-            print(f"{folder}: {verify(folder, is_official=model in OFFICIAL)}")
+            print(one_line(f"{folder}: {verify(folder, is_official=model in OFFICIAL)}"))
         except UserWarning as warning:
             raise PicogptError(f"{folder}: {warning}") from None
 

@@ -53,6 +53,10 @@ FILES = {  # of each source, in the order in which they are fetched
     ),
     "huggingface": ("vocab.json", "merges.txt", "model.safetensors", "config.json"),
 }
+SETTINGS = {  # what they must say, each in its names
+    "hparams.json": ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer"),
+    "config.json": ("vocab_size", "n_positions", "n_embd", "n_head", "n_layer"),
+}
 BUCKET = "https://openaipublic.blob.core.windows.net/gpt-2/models"
 HUGGING_FACE = "https://huggingface.co"
 SHA256 = {
@@ -63,7 +67,12 @@ TIMEOUTS = (8, 30)  # seconds: to connect, and for each read
 DELAYS = (1, 2, 4, 8)  # seconds between tries that bring nothing
 MAX_DELAY = 60  # seconds, of what a server asks for
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+MAX_SMALL_BYTES = 1 << 24  # of a file without weights, where the server does not say how long it is
 CHUNK_BYTES = 1 << 14  # at most as many are lost when a connection breaks
+
+
+class _FinalError(Exception):
+    """What went wrong, and will again."""
 
 
 class _TryAgainError(Exception):
@@ -110,10 +119,11 @@ def fetch(model: str, folder: Path, source: str | None = None) -> None:
     from . import __version__
 
     if source == "openai":
-        address = f"{os.environ.get('PICOGPT_BASE_URL') or BUCKET}/{model}"
+        base = os.environ.get("PICOGPT_BASE_URL") or BUCKET
+        address = f"{base.rstrip('/')}/{model}"
     else:
         endpoint = os.environ.get("HF_ENDPOINT") or HUGGING_FACE
-        address = f"{endpoint}/{OFFICIAL[model].repository}/resolve/main"
+        address = f"{endpoint.rstrip('/')}/{OFFICIAL[model].repository}/resolve/main"
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder), requests.Session() as session:
         session.headers["User-Agent"] = f"picogpt/{__version__}"
@@ -148,6 +158,7 @@ def _lock(folder: Path) -> Iterator[None]:
 def _fetch(session: "requests.Session", url: str, place: Path) -> None:
     """Fetches one file, in as many tries as it takes while each brings some of it."""
     part, note = place.with_name(f"{place.name}.part"), place.with_name(f"{place.name}.part.of")
+    shown = re.sub("//[^/]*@", "//", url)  # without a password
     n_tries = most = 0
     while True:
         try:
@@ -155,11 +166,14 @@ def _fetch(session: "requests.Session", url: str, place: Path) -> None:
                 most = max(most, _size(part))
                 _stream(session, url, part, note)
             break
+        except _FinalError as error:
+            raise PicogptError(f"{shown}: {error}") from None
         except _TryAgainError as error:
             n_tries = 1 if _size(part) > most else n_tries + 1
             if n_tries > len(DELAYS):
                 raise PicogptError(
-                    f"{url}: {error}; gave up after {n_tries} tries; run the command again to go on"
+                    f"{shown}: {error}; gave up after {n_tries} tries; "
+                    "run the command again to go on"
                 ) from None
             time.sleep(max(DELAYS[n_tries - 1], min(error.delay, MAX_DELAY)))
         except OSError as error:  # of the disk; those of the network are dealt with in _stream
@@ -172,7 +186,7 @@ def _fetch(session: "requests.Session", url: str, place: Path) -> None:
     except PicogptError as error:
         _discard(part, note)
         said = str(error).removeprefix(f"{part}: ")
-        raise PicogptError(f"{url}: what it sent is not the file; {said}") from None
+        raise PicogptError(f"{shown}: what it sent is not the file; {said}") from None
     part.replace(place)
     note.unlink(missing_ok=True)
 
@@ -183,7 +197,11 @@ def _size(part: Path) -> int:
 
 def _total(note: Path) -> int | None:
     """The length that a file is to have, by what was noted at its beginning."""
-    return _number(note.read_text("utf-8").partition(" ")[0]) if note.exists() else None
+    return _number(_read_note(note).partition(" ")[0])
+
+
+def _read_note(note: Path) -> str:
+    return note.read_text("utf-8", "replace") if note.is_file() else ""
 
 
 def _number(text: str) -> int | None:
@@ -199,26 +217,37 @@ def _stream(session: "requests.Session", url: str, part: Path, note: Path) -> No
     """Fetches what is missing of a file, all at once, or raises _TryAgainError with some of it."""
     import requests
 
-    start = _size(part) if note.exists() else 0
+    start = _size(part) if _read_note(note) else 0
     headers = {"Range": f"bytes={start}-"} if start else {}
     try:
-        with session.get(url, headers=headers, stream=True, timeout=TIMEOUTS) as response:
-            _receive(response, url, part, note, start)
+        try:
+            response = session.get(url, headers=headers, stream=True, timeout=TIMEOUTS)
+        except requests.RequestException:
+            raise
+        except OSError as error:  # such as certificates that are not where they should be
+            raise _FinalError(f"{error}; check the environment") from None
+        with response:
+            _receive(response, part, note, start)
+    except PicogptError:
+        raise
     except requests.Timeout:
         raise _TryAgainError(f"no answer within {TIMEOUTS[1]} seconds") from None
     except (requests.exceptions.SSLError, requests.TooManyRedirects) as error:
-        raise PicogptError(f"{url}: {error}; check the address") from None
+        raise _FinalError(f"{error}; check the address") from None
     except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
         cause = re.search(r"\[Errno -?\d+\] ([\w ]+)|timed out|IncompleteRead", str(error))
         reason = (cause[1] or cause[0]) if cause else type(error).__name__
         if reason == "IncompleteRead":
             reason = f"ended after {_size(part)} of {_total(note) or '?'} bytes"
         raise _TryAgainError(reason) from None
-    except requests.RequestException as error:
-        raise PicogptError(f"{url}: {error}; check the address") from None
+    except (
+        requests.RequestException,
+        ValueError,
+    ) as error:  # of addresses and lengths that are none
+        raise _FinalError(f"{error}; check the address") from None
 
 
-def _receive(response: "requests.Response", url: str, part: Path, note: Path, start: int) -> None:
+def _receive(response: "requests.Response", part: Path, note: Path, start: int) -> None:
     """Writes what a server answers to the file, if that is what it should answer."""
     from tqdm import tqdm
 
@@ -229,14 +258,16 @@ def _receive(response: "requests.Response", url: str, part: Path, note: Path, st
         _discard(part, note)
         raise _TryAgainError(status)
     if response.status_code not in (200, 206):
-        raise PicogptError(f"{url}: {status}; expected the file; check the address, or try later")
-    if said.get("Content-Encoding", "identity") != "identity":
-        raise PicogptError(f"{url}: sent as {said['Content-Encoding']}; expected it as it is")
+        raise _FinalError(f"{status}; expected the file; check the address, or try later")
+    encoding = said.get("Content-Encoding") or "identity"
+    if encoding.lower() != "identity":
+        raise _FinalError(f"sent as {encoding}; expected it as it is")
     version = said.get("ETag") or said.get("Last-Modified")
     if response.status_code == 206:
         sent = re.fullmatch(r"bytes (\d{1,15})-\d+/(\d{1,15})", said.get("Content-Range", ""))
-        noted = note.read_text("utf-8") if note.exists() else None
-        if not sent or int(sent[1]) != start or noted != f"{sent[2]} {version}":
+        is_rest = sent and int(sent[1]) == start and _read_note(note) == f"{sent[2]} {version}"
+        # Without a version the length must do, but only where checksums would show a mix of two.
+        if not sent or not is_rest or not (version or ".data-" in part.name):
             _discard(part, note)
             raise _TryAgainError("the file has changed meanwhile")
         total: int | None = int(sent[2])
@@ -250,6 +281,7 @@ def _receive(response: "requests.Response", url: str, part: Path, note: Path, st
             f"{part.parent}: {free >> 20} MB free; {part.stem} needs {total - start >> 20} MB; "
             "free some space or pass --weights-dir"
         )
+    is_large = ".data-" in part.name or ".safetensors" in part.name
     bar = tqdm(
         desc=part.stem, total=total, initial=start, unit="B", unit_scale=True, disable=None
     )  # disable=None: where stderr is no terminal
@@ -257,6 +289,8 @@ def _receive(response: "requests.Response", url: str, part: Path, note: Path, st
         for chunk in response.iter_content(CHUNK_BYTES):
             file.write(chunk)
             bar.update(len(chunk))
+            if total is None and not is_large and file.tell() > MAX_SMALL_BYTES:
+                raise _FinalError(f"more than {MAX_SMALL_BYTES} bytes; expected less")
         file.flush()
         os.fsync(file.fileno())
     if total is not None and _size(part) != total:
@@ -284,7 +318,9 @@ def check(place: Path, file: Path | None = None) -> None:
     """
     name, file = place.name, file or place
     if name == "checkpoint":
-        checkpoint.read_state(file)
+        found = checkpoint.read_state(file)
+        if f"{found}.index" not in FILES["openai"]:
+            raise PicogptError(f"{file}: names {found:.40}; expected model.ckpt")
     elif name.endswith(".index"):
         checkpoint.read_index(place.with_suffix(""), file)
     elif ".data-" in name:
@@ -295,9 +331,16 @@ def check(place: Path, file: Path | None = None) -> None:
         checkpoint.read_tensors({n: entry._replace(file=file) for n, entry in model.items()})
     elif name.endswith(".safetensors"):
         checkpoint.read_header(file)
-    elif name.endswith(".json"):
+    elif name in SETTINGS:
         values = read_json(file)
-        if name in ("encoder.json", "vocab.json") and len(values) == GPT2_N_VOCAB:
+        if lost := [key for key in SETTINGS[name] if type(values.get(key)) is not int]:
+            raise PicogptError(f"{file}: {lost[0]} is {values.get(lost[0])!r:.40}")
+    elif name.endswith(".json"):
+        try:
+            encoder = Encoder(read_json(file), [])
+        except PicogptError as error:
+            raise PicogptError(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
+        if encoder.n_vocab == GPT2_N_VOCAB:
             _compare(file, SHA256[".json"])
     else:
         other = place.with_name("encoder.json" if name == "vocab.bpe" else "vocab.json")

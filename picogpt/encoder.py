@@ -22,8 +22,8 @@ TOKENIZER_FILE = "tokenizer.json"  # Hugging Face's, which holds both of the oth
 ADDED_FILE = "added_tokens.json"  # Hugging Face's, beside the two: tokens that no merge makes
 GPT2_N_VOCAB = 50257
 VOCABULARY_FILES = (
-    f"encoder.json or vocab.json or {TOKENIZER_FILE}",
-    f"vocab.bpe or merges.txt or {TOKENIZER_FILE}",
+    f"encoder.json or {TOKENIZER_FILE} or vocab.json",
+    f"vocab.bpe or {TOKENIZER_FILE} or merges.txt",
 )
 
 # Cuts text into pieces; no token reaches from one into the next. For the package `regex`: the
@@ -114,6 +114,8 @@ class Encoder:
 
         if not set(map(type, encoder.values())) <= {int}:
             raise PicogptError("an id is no integer; expected 0, 1, 2 and so on")
+        if not set(map(type, encoder)) <= {str}:
+            raise PicogptError("a token is no string")
         self.encoder = encoder
         self.decoder = dict(zip(encoder.values(), encoder, strict=True))
         self.n_vocab = len(encoder)
@@ -151,11 +153,13 @@ class Encoder:
     def _check_complete(self, n_merged: int) -> None:
         """Raises PicogptError where a token cannot come about, as when the merges are cut short.
 
-        Ids from n_merged on, and special tokens in angle brackets, need no merge.
+        Ids from n_merged on need no merge, nor do special tokens, such as the end of text: those
+        that are not two other tokens, joined.
         """
         for token in self._loose:
-            is_special = (token[0] == "<" and token[-1] == ">") or self.encoder[token] >= n_merged
-            if len(token) > 1 and not is_special:
+            halves = ((token[:i], token[i:]) for i in range(1, len(token)))
+            is_joined = any(a in self.encoder and b in self.encoder for a, b in halves)
+            if is_joined and self.encoder[token] < n_merged:
                 found = f"no merge makes {token!r:.40}"
                 raise PicogptError(f"{found}; expected one among the {len(self._ranks)}")
 
@@ -186,10 +190,13 @@ class Encoder:
             encoder, lines = read_json(vocabulary), read_text(merges).splitlines()
             if lines and lines[0].startswith("#version"):
                 del lines[0]
+            settings = vocabulary.with_name("tokenizer_config.json")
+            if settings.is_file() and read_json(settings).get("add_prefix_space"):
+                raise PicogptError(f"{settings}: add_prefix_space is true; GPT-2's is false")
             n_merged = len(encoder)
             added = vocabulary.with_name(ADDED_FILE)
             if added.is_file():
-                _add_tokens(encoder, read_json(added))
+                _add_tokens(encoder, read_json(added), added)
         try:
             made = cls(encoder, lines)
             if merges != vocabulary:
@@ -202,9 +209,12 @@ class Encoder:
     def save(self, folder: Path) -> None:
         """Writes Hugging Face's files: `vocab.json`, `merges.txt`, and `added_tokens.json` if need
         be."""
-        is_added = {token for token in self._loose if len(token) > 1 and token != END_OF_TEXT}
-        vocabulary = {token: i for token, i in self.encoder.items() if token not in is_added}
-        added = {self.decode([i]): i for token, i in self.encoder.items() if token in is_added}
+        loose = {self.encoder[token] for token in self._loose if len(token) > 1}
+        n_merged = self.n_vocab  # what comes behind is added; transformers gives it the next ids
+        while n_merged - 1 in loose and self.decoder[n_merged - 1] != END_OF_TEXT:
+            n_merged -= 1
+        vocabulary = {token: i for token, i in self.encoder.items() if i < n_merged}
+        added = {self.decode([i]): i for i in range(n_merged, self.n_vocab)}
         files = {
             "vocab.json": json.dumps(vocabulary, ensure_ascii=False),
             "merges.txt": "\n".join(["#version: 0.2", *self._ranks]),
@@ -395,7 +405,7 @@ def _read_tokenizer(path: Path) -> tuple[dict[str, int], list[str]]:
         encoder = dict(model["vocab"])
         lines = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
         added = settings.get("added_tokens") or []
-        _add_tokens(encoder, {token["content"]: token["id"] for token in added})
+        _add_tokens(encoder, {token["content"]: token["id"] for token in added}, path)
     except PicogptError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -404,8 +414,9 @@ def _read_tokenizer(path: Path) -> tuple[dict[str, int], list[str]]:
     return encoder, lines
 
 
-def _add_tokens(encoder: dict[str, int], added: dict[str, int]) -> None:
+def _add_tokens(encoder: dict[str, int], added: dict[str, int], path: Path) -> None:
     """Adds tokens given as text, such as special ones, in the characters that stand for bytes."""
     for text, token in added.items():
         characters = "".join(BYTE_TO_CHARACTER[byte] for byte in text.encode("utf-8", "replace"))
-        encoder.setdefault(text if text in encoder else characters, token)
+        if (other := encoder.setdefault(text if text in encoder else characters, token)) != token:
+            raise PicogptError(f"{path}: {text!r:.40} has the ids {other} and {token}")

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+MAX_TOLD = 100  # files that are missing, or whatever else goes wrong many times
+
 
 class PicogptError(ValueError):
     """A mistake in input or a bad file; the message is one line, meant to be shown as it is.
@@ -35,6 +37,8 @@ def find_files(folder: Path, *choices: str) -> list[Path]:
         else:
             missing.append(choice)
     if missing:
+        if len(missing) > MAX_TOLD:
+            missing[MAX_TOLD:] = [f"and {len(missing) - MAX_TOLD} more"]
         state = "is a file; expected a folder with" if folder.is_file() else "lacks"
         state = state if folder.exists() else "no such folder; expected one with"
         raise PicogptError(f"{folder}: {state} {', '.join(missing)}")

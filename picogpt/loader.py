@@ -30,6 +30,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,18 +40,18 @@ from . import checkpoint, download
 from .checkpoint import Entry
 from .download import OFFICIAL
 from .encoder import GPT2_N_VOCAB, VOCABULARY_FILES, Encoder
-from .errors import PicogptError, find_files, read_json
+from .errors import MAX_TOLD, PicogptError, find_files, read_json
 
 BUNDLED = ("tales",)
 OLD_NAMES = {"117M": "124M", "345M": "355M"}
 TENSORFLOW_FILES = ("hparams.json", "checkpoint or *.index")
 SAFETENSORS_FILES = ("config.json", "model.safetensors or model.safetensors.index.json")
-HPARAMS = {  # their names in config.json
-    "n_vocab": "vocab_size",
-    "n_ctx": "n_positions",
-    "n_embd": "n_embd",
-    "n_head": "n_head",
-    "n_layer": "n_layer",
+HPARAMS = dict(zip(*download.SETTINGS.values(), strict=True))  # and their names in config.json
+ALIASES = {  # transformers takes these for the same settings
+    "n_positions": "max_position_embeddings",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
 }
 # What config.json may say, first what it means to leave it out. Three more names of the same gelu
 # are allowed. `reorder_and_upcast_attn` is not listed, since it changes nothing in float32.
@@ -62,13 +63,13 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "quantization_config": (None,),
 }
+LAYER_NORMS = ("ln_1", "ln_2")  # of a block
 EPS = 1e-5  # of layer_norm, unless the settings say otherwise
 BODY = "transformer."  # may come before all names but that of the head
 HEAD = "lm_head.weight"
 OWN = re.compile(r"(wte|wpe|h|ln_f|lm_head)\.")  # other names are of heads for other purposes
 MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # constants, stored by older versions
 MAX_PADDING = 1024  # rows of wte beyond the vocabulary; more, and it is another model's
-MAX_TOLD = 100  # of what is wrong with a checkpoint
 HEADS = {768: 12, 1024: 16, 1280: 20, 1600: 25}  # of the official models, by n_embd
 
 
@@ -171,8 +172,7 @@ def verify(folder: Path, *, is_official: bool = False) -> str:
 
 def measure(folder: Path) -> tuple[int, int]:
     """Returns the number of a model's parameters, and the size of its folder in bytes."""
-    sizes: list[int] = []
-    _open(folder).tree(lambda _, shape: sizes.append(math.prod(shape)))
+    sizes = map(math.prod, _tensor_shapes(_open(folder)).values())
     return sum(sizes), sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
@@ -200,7 +200,7 @@ def save(
     """Writes a model in Hugging Face's layout, for `load` and for transformers.
 
     Args:
-        folder: where to; must not exist yet, or be empty. It appears when it is complete.
+        folder: where to; must not exist yet, or be empty. It is a model only when all is written.
         encoder, hparams, params: as `load` returns them.
 
     Raises:
@@ -214,45 +214,58 @@ def save(
         raise PicogptError(
             'safetensors: is not installed; run "pip install picogpt[safetensors]"'
         ) from None
-    folder = Path(folder).absolute()
+    folder = Path(folder).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PicogptError(f"{folder}: holds something already; choose a new folder")
+    whole = {n: int(x) if isinstance(x, Integral) else x for n, x in hparams.items()}
+    hparams = _check_hparams(whole, {name: name for name in HPARAMS}, "hparams")
     if encoder.n_vocab != hparams["n_vocab"]:
         found = f"encoder: has {encoder.n_vocab} tokens"
         raise PicogptError(f"{found}; hparams have {hparams['n_vocab']}")
-    eps = params["ln_f"].get("eps", EPS)
-    n_inner = params["blocks"][0]["mlp"]["c_fc"]["b"].shape[-1]
-    names = _parameter_tree(
-        hparams, lambda name, shape: (name, shape), n_inner, "lm_head" in params, eps
-    )
+    params = {name: value for name, value in params.items() if value is not None}
+    try:
+        n_inner = np.shape(params["blocks"][0]["mlp"]["c_fc"]["b"])[-1]
+    except (IndexError, KeyError, TypeError):
+        n_inner = None  # what is wrong is told below
+    has_head = "lm_head" in params
+    names = _parameter_tree(hparams, lambda name, shape: (name, shape), n_inner, has_head)
     tensors = {}
-    for path, (name, shape), tensor in _leaves(names, params):
-        if tensor.shape != shape:
-            raise PicogptError(f"{path}: is {tensor.shape}; expected {shape} by hparams")
+    for path, (name, shape), value in _leaves(names, params):
+        tensor = np.asarray(value)
+        if tensor.shape != shape or tensor.dtype.kind != "f":
+            found = f"is {tensor.dtype} {tensor.shape}"
+            raise PicogptError(f"{path}: {found}; expected floating-point {shape} by hparams")
         name = _hugging_face_name(name)
         name = name if name == HEAD else BODY + name
         tensors[name] = np.ascontiguousarray(tensor, np.float32)
+    norms = [params["ln_f"], *(block[name] for block in params["blocks"] for name in LAYER_NORMS)]
+    if len(all_eps := {float(norm.get("eps", EPS)) for norm in norms}) > 1:
+        raise PicogptError(f"params: have the eps {sorted(all_eps)}; Hugging Face's layout has one")
     config = {
         "architectures": ["GPT2LMHeadModel"],
         **{name: allowed[0] for name, allowed in SETTINGS.items() if allowed[0] is not None},
         **{theirs: hparams[name] for name, theirs in HPARAMS.items()},
         "n_inner": n_inner,
-        "layer_norm_epsilon": eps,
-        "tie_word_embeddings": "lm_head" not in params,
+        "layer_norm_epsilon": all_eps.pop(),
+        "tie_word_embeddings": not has_head,
         "bos_token_id": encoder.end_of_text,
         "eos_token_id": encoder.end_of_text,
         "dtype": "float32",
     }
-    part = folder.with_name(f"{folder.name}.part")
-    part.mkdir(parents=True)
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        save_file(tensors, part / "model.safetensors", {"format": "pt"})
-        encoder.save(part)
-        text = json.dumps(config, indent=2)
-        (part / "config.json").write_text(f"{text}\n", encoding="utf-8")
-        part.replace(folder)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        encoder.save(folder)
+        part = folder / "config.json.part"
+        part.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        shutil.copymode(part, folder / "model.safetensors")  # which was made for its owner only
+        part.replace(folder / "config.json")
     except BaseException:
-        shutil.rmtree(part)
+        for file in folder.iterdir():
+            file.unlink()
+        if is_new:
+            folder.rmdir()
         raise
 
 
@@ -262,7 +275,8 @@ def _leaves(names: Any, params: Any, path: str = "params") -> Iterator[tuple[str
         found = set(params) if isinstance(params, dict) else {type(params).__name__}
         if found - {"eps"} != set(names) - {"eps"}:
             wanted = ", ".join(names)
-            raise PicogptError(f"{path}: holds {', '.join(map(str, found))}; expected {wanted}")
+            holds = ", ".join(sorted(map(str, found))) or "nothing"
+            raise PicogptError(f"{path}: holds {holds}; expected {wanted}")
         for key, name in names.items():
             if key != "eps":
                 yield from _leaves(name, params[key], f"{path}/{key}")
@@ -285,7 +299,7 @@ def default_model(weights_dir: str | Path | None = None) -> str:
 def weights_folder(weights_dir: str | Path | None = None) -> Path:
     """The folder of the official models: as given, else $PICOGPT_WEIGHTS, else in the cache."""
     if weights_dir := weights_dir or os.environ.get("PICOGPT_WEIGHTS"):
-        return Path(weights_dir).absolute()
+        return Path(weights_dir).expanduser().absolute()
     import platformdirs
 
     return platformdirs.user_cache_path("picogpt", appauthor=False)
@@ -359,7 +373,7 @@ def _open(folder: Path) -> _Checkpoint:
 
 def _open_tensorflow(folder: Path) -> _Checkpoint:
     settings = folder / "hparams.json"
-    hparams = _read_hparams(settings, {name: name for name in HPARAMS})
+    hparams = _check_hparams(read_json(settings), {name: name for name in HPARAMS}, settings)
     prefix = checkpoint.find_checkpoint(folder)
     index = {
         name: entry
@@ -374,7 +388,11 @@ def _open_safetensors(settings: Path, where: Path) -> _Checkpoint:
     for name, allowed in SETTINGS.items():
         if (value := config.get(name, allowed[0])) not in allowed:
             raise PicogptError(f"{settings}: {name} is {value!r:.60}; expected {allowed[0]!r}")
-    hparams = _read_hparams(settings, HPARAMS)
+    for name, alias in ALIASES.items():
+        if config.setdefault(name, config.get(alias)) != config.get(alias, config[name]):
+            both = f"{name} is {config[name]!r:.40} and {alias} is {config[alias]!r:.40}"
+            raise PicogptError(f"{settings}: {both}; expected one")
+    hparams = _check_hparams(config, HPARAMS, settings)
     eps = config.get("layer_norm_epsilon", EPS)
     if not isinstance(eps, float | int) or not 0 < eps < 1:
         raise PicogptError(f"{settings}: layer_norm_epsilon is {eps!r:.40}; expected 1e-5 or so")
@@ -407,8 +425,9 @@ def _hugging_face_name(name: str) -> str:
     return ".".join([*path, ends.get(last, f"{last}.weight")])
 
 
-def _read_hparams(path: Path, names: dict[str, str]) -> dict[str, int]:
-    values = read_json(path)
+def _check_hparams(
+    values: dict[str, Any], names: dict[str, str], path: Path | str
+) -> dict[str, int]:
     for name in names.values():
         value = values.get(name)
         if type(value) is not int or not 0 < value < 1 << 31:

@@ -6,6 +6,7 @@ Radford et al., 2019, sections 3.1 (invertible de-tokenizers aside) and 3.3 (LAM
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -171,15 +172,15 @@ def score_texts(
     all_ids, scored_texts, n_scored = [], [], []
     for text in texts:
         before, blank, word = text.rstrip().rpartition(" ") if only_last_word else ("", "", text)
-        target = encoder.encode(blank + word)
-        ids = start + encoder.encode(before) + target
+        target = np.array(encoder.encode(blank + word), np.int32)
+        ids = np.concatenate([np.array(start + encoder.encode(before), np.int32), target])
         n = len(target) if only_last_word else len(ids) - 1
         if not 1 <= n < len(ids) or (only_last_word and n >= n_ctx):
             what = f"last word {word!r:.40}" if only_last_word else f"text {text!r:.40}"
             raise PicogptError(
                 f"{what}: is {len(target)} tokens; expected {2 - len(start)} or more"
             )
-        all_ids.append(np.array(ids[-n_ctx:] if only_last_word else ids, np.int32))
+        all_ids.append(ids[-n_ctx:] if only_last_word else ids)
         scored_texts.append(blank + word)
         n_scored.append(n)
     found = score_ids(all_ids, params, n_head, stride=stride, progress=progress)
@@ -187,7 +188,7 @@ def score_texts(
         result = Score(
             n_tokens=n,
             nll=-float(scored.logprobs[-n:].sum()),
-            n_words=len(text.split()),
+            n_words=sum(1 for _ in re.finditer(r"\S+", text)),
             n_bytes=len(text.encode("utf-8", "replace")),
             start_token=start_token,
             window=n_ctx,

@@ -512,6 +512,38 @@ def test_a_list_of_shards_that_is_wrong(tmp_path, weights, message):
     assert str(error.value) == f"{path}: {message}"
 
 
+def test_shards_cannot_be_listed_without_end(tmp_path, monkeypatch):
+    names = {f"w{i}": tensor(shape=(0,), data_offsets=(0, 0)) for i in range(100)}
+    (tmp_path / "a.safetensors").write_bytes(safetensors(names))
+    shards = {f"w{i}": f"a{i}.safetensors" for i in range(100)}
+    for file in shards.values():
+        (tmp_path / file).symlink_to(tmp_path / "a.safetensors")
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": shards}), encoding="utf-8")
+    assert len(read_header(path)) == 100
+    monkeypatch.setattr(checkpoint, "MAX_KEYS", 1_000)
+    with pytest.raises(PicogptError) as error:
+        read_header(path)
+    assert str(error.value) == f"{path}: its shards have more than 1000 names"
+    for file in shards.values():
+        (tmp_path / file).unlink()
+    shards |= {f"v{i}": f"b{i:03}.safetensors" for i in range(900)}
+    path.write_text(json.dumps({"weight_map": shards}), encoding="utf-8")
+    with pytest.raises(PicogptError, match=r"a97\.safetensors, .*, and 900 more$"):
+        read_header(path)
+
+
+def test_a_file_that_cannot_be_mapped_is_named(monkeypatch):
+    def fail(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(checkpoint.mmap, "mmap", fail)
+    with pytest.raises(PicogptError) as error:
+        read(DATA / "plain")
+    path = DATA / "plain" / "model.ckpt.data-00000-of-00001"
+    assert str(error.value) == f"{path}: Cannot allocate memory; 47616 bytes to be mapped"
+
+
 def test_all_missing_shards_are_named(model_folder):
     folder = model_folder("shards")
     for i in (1, 3):

@@ -87,6 +87,7 @@ class Server:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
+        self.http.handle_error = lambda *_: None  # clients that hang up are what is tested
         self.address = f"http://127.0.0.1:{self.http.server_port}"
         threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -241,7 +242,7 @@ def test_a_file_that_was_whole_when_the_process_died_is_not_asked_for(server, fo
 
 @pytest.mark.parametrize("etag", ['"1"', 'W/"1"', None])
 def test_resuming_needs_the_same_version(server, folder, etag):
-    """It does so by ETag; a server without one is believed if the length is the same."""
+    """By ETag; without one the length must be the same, and checksums tell the rest."""
     server.etag = etag
     name = BIG["openai"]
 
@@ -471,6 +472,105 @@ def test_gpt2s_vocabulary_is_known(server, folder, monkeypatch):
     assert message.endswith(f"; GPT-2's is {download.SHA256['merges']}; fetch it again")
 
 
+ERROR = b'{"error": {"code": 404}}'
+
+
+@pytest.mark.parametrize("name", [name for names in FILES.values() for name in names])
+def test_an_error_in_json_is_not_taken_for_a_file(server, folder, name):
+    """And the file is fetched again when the server has it."""
+    source = "openai" if name in FILES["openai"] else "huggingface"
+    whole = server.files[name]
+    server.files[name] = b'model_checkpoint_path: "other"' if name == "checkpoint" else ERROR
+    message = failure(folder, source)
+    assert f"/{name}: what it sent is not the file; " in message
+    assert not (folder / name).exists()
+    server.files[name] = whole
+    fetch("124M", folder, source)
+    check_whole(folder, source, server)
+
+
+@pytest.mark.parametrize("etag", ["Last-Modified", None])
+def test_without_a_version_only_what_has_checksums_is_resumed(server, folder, etag):
+    server.etag = None
+    headers = {etag: "Mon, 01 Jan 2024 00:00:00 GMT"} if etag else {}
+
+    def misbehave(handler, name, data):
+        cut = 20_000 if len(server.ranges(name)) == 1 else None
+        handler.serve(data, cut, **headers)
+        return True
+
+    server.misbehave = misbehave
+    fetch("124M", folder, "huggingface")
+    check_whole(folder, "huggingface", server)
+    again = [] if etag else [None]
+    assert server.ranges("model.safetensors") == [None, "bytes=20000-", *again]
+
+
+def test_a_note_that_is_not_text(server, folder):
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.part").write_bytes(b"x")
+    (folder / "checkpoint.part.of").write_bytes(b"\xff")
+    fetch("124M", folder)
+    check_whole(folder, "openai", server)
+
+
+def test_an_endless_answer_is_cut(server, folder, monkeypatch):
+    monkeypatch.setattr(download, "MAX_SMALL_BYTES", 10_000)
+
+    def misbehave(handler, name, data):
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(1_000):
+            handler.wfile.write(bytes(1_000))
+        return True
+
+    server.misbehave = misbehave
+    message = failure(folder)
+    assert message.endswith("/checkpoint: more than 10000 bytes; expected less")
+
+
+@pytest.mark.parametrize(
+    "location", ["http://a..b/", "http://[::1", "http://[abc]/", "http://" + "a" * 70 + ".com/"]
+)
+def test_redirects_to_nowhere(server, folder, location):
+    def misbehave(handler, name, data):
+        handler.send_response(302)
+        handler.answer(b"", 0, Location=location)
+        return True
+
+    server.misbehave = misbehave
+    assert failure(folder).startswith(f"{server.address}/124M/checkpoint: ")
+
+
+def test_a_chunk_of_a_length_that_is_none(server, folder):
+    def misbehave(handler, name, data):
+        handler.send_response(200)
+        handler.answer(b"-5\r\n", None, Transfer_Encoding="chunked", Content_Length=None)
+        return True
+
+    server.misbehave = misbehave
+    assert failure(folder).startswith(f"{server.address}/124M/checkpoint: ")
+
+
+def test_certificates_that_are_not_there(folder, tmp_path, monkeypatch):
+    monkeypatch.delenv("PICOGPT_OFFLINE", raising=False)
+    monkeypatch.setenv("PICOGPT_BASE_URL", "https://127.0.0.1:1")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none.pem"))
+    message = failure(folder)
+    assert message.startswith("https://127.0.0.1:1/124M/checkpoint: Could not find a suitable TLS")
+    assert message.endswith("; check the environment")
+
+
+def test_addresses_may_end_in_a_slash_and_passwords_are_not_told(server, folder, monkeypatch):
+    address = server.address.replace("//", "//user:secret@")
+    monkeypatch.setenv("PICOGPT_BASE_URL", f"{address}/")
+    monkeypatch.setenv("HF_ENDPOINT", f"{address}/")
+    server.files["encoder.json"] = PAGE
+    assert failure(folder).startswith(f"{server.address}/124M/encoder.json: ")
+    fetch("124M", folder.with_name("355M"), "huggingface")
+    assert {path.partition("//")[1] for path, _ in server.requests} == {""}
+
+
 def test_compressed_answers_are_refused(server, folder):
     def misbehave(handler, name, data):
         handler.serve(data, Content_Encoding="gzip")
@@ -663,6 +763,17 @@ def test_the_command_download(server, tmp_path, capsys):
     assert main(["verify", "124M", "--weights-dir", str(folder.parent)]) == 1
     said = f'124M: is not whole in {folder}; run "picogpt download 124M"'
     assert capsys.readouterr() == ("", f"picogpt: error: {said}\n")
+
+
+def test_one_damaged_model_does_not_hide_the_others(tmp_path, capsys):
+    for name in FILES["openai"]:
+        (tmp_path / "124M").mkdir(exist_ok=True)
+        (tmp_path / "124M" / name).touch()
+    assert main(["models", "--weights-dir", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    damaged = f"damaged: {tmp_path}/124M/hparams.json: is empty; "
+    assert damaged in lines[2]
+    assert lines[3].startswith("355M")
 
 
 def test_files_that_do_not_fit_each_other_are_said_to(server, tmp_path, capsys):

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from conftest import DATA
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -232,7 +233,7 @@ def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(PicogptError) as error:
         Encoder.from_folder(tmp_path)
     lacks = (
-        "encoder.json or vocab.json or tokenizer.json, vocab.bpe or merges.txt or tokenizer.json"
+        "encoder.json or tokenizer.json or vocab.json, vocab.bpe or tokenizer.json or merges.txt"
     )
     assert str(error.value) == f"{tmp_path}: lacks {lacks}"
 
@@ -413,4 +414,72 @@ def test_merges_that_are_cut_short_are_refused(model_folder, n_lines):
 def test_special_tokens_need_no_merge(model_folder):
     folder = model_folder()
     damage(folder, **{"<pad>": 300})
+    assert Encoder.from_folder(folder).n_vocab == 301
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    """A function that writes a folder with a vocabulary, changed, and returns it."""
+
+    def write(tokens=(), added=None, settings=None):
+        folder = tmp_path / "model"
+        folder.mkdir()
+        encoder = json.loads((DATA / "vocabulary" / "encoder.json").read_text(encoding="utf-8"))
+        encoder |= {token: 300 + i for i, token in enumerate(tokens)}
+        (folder / "vocab.json").write_text(json.dumps(encoder), encoding="utf-8")
+        merges = (DATA / "vocabulary" / "vocab.bpe").read_bytes()
+        (folder / "merges.txt").write_bytes(merges)
+        if added is not None:
+            (folder / "added_tokens.json").write_text(json.dumps(added), encoding="utf-8")
+        if settings is not None:
+            text = json.dumps(settings)
+            (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        return folder
+
+    return write
+
+
+def test_special_tokens_of_any_form_need_no_merge(vocabulary):
+    encoder = Encoder.from_folder(vocabulary(["[PAD]", "<s>", "<|user|>", ""]))
+    assert encoder.decode([300, 301, 302, 303]) == "[PAD]<s><|user|>"
+
+
+def test_added_tokens_are_read_as_text(vocabulary):
+    encoder = Encoder.from_folder(vocabulary(added={"[a b]": 300, "日": 301, "the": 302}))
+    assert encoder.n_vocab == 303
+    assert encoder.decode([300, 301, 302]) == "[a b]日the"
+
+
+def test_an_added_token_of_two_ids(vocabulary):
+    folder = vocabulary(added={" t": 300})
+    with pytest.raises(PicogptError) as error:
+        Encoder.from_folder(folder)
+    message = "' t' has the ids 256 and 300"
+    assert str(error.value) == f"{folder}/added_tokens.json: {message}"
+
+
+def test_a_blank_put_in_front_is_refused(vocabulary):
+    folder = vocabulary(settings={"add_prefix_space": True})
+    with pytest.raises(PicogptError, match="add_prefix_space is true; GPT-2's is false"):
+        Encoder.from_folder(folder)
+    (folder / "tokenizer_config.json").write_text('{"add_prefix_space": false}', encoding="utf-8")
+    assert Encoder.from_folder(folder).n_vocab == 300
+
+
+def test_tokens_that_are_no_strings():
+    encoder = dict(Encoder.from_folder(DATA / "vocabulary").encoder)
+    with pytest.raises(PicogptError, match=r"^a token is no string$"):
+        Encoder(encoder | {None: 300}, [])
+
+
+def test_a_tokenizer_json_comes_before_the_two_files(vocabulary):
+    """As in transformers: it may hold tokens that were added later."""
+    folder = vocabulary()
+    old = Encoder.from_folder(folder)
+    tokenizer = {
+        "model": {"type": "BPE", "vocab": old.encoder, "merges": list(old._ranks)},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+        "added_tokens": [{"id": 300, "content": "<new>"}],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     assert Encoder.from_folder(folder).n_vocab == 301

@@ -232,14 +232,14 @@ def test_a_folder_without_a_vocabulary_borrows_gpt2s_if_it_fits(model_folder, mo
     folder = model_folder()
     for name in ("encoder.json", "vocab.bpe"):
         (folder / name).unlink()
-    assert "lacks encoder.json or vocab.json" in refusal(folder)
+    assert "lacks encoder.json or tokenizer.json" in refusal(folder)
     # With a vocabulary of 300 for GPT-2's, this one fits.
     monkeypatch.setattr(loader, "GPT2_N_VOCAB", 300)
     borrowed = loader.Encoder.from_folder(DATA / "vocabulary")
     monkeypatch.setattr(loader.Encoder, "gpt2", lambda: borrowed)
     assert load(folder).encoder is borrowed
     (folder / "vocab.bpe").touch()
-    assert "lacks encoder.json or vocab.json" in refusal(folder)
+    assert "lacks encoder.json or tokenizer.json" in refusal(folder)
 
 
 @pytest.mark.parametrize(("name", "settings"), [("plain", "hparams"), ("transformers", "config")])
@@ -279,7 +279,7 @@ def test_a_wrong_folder_says_what_it_lacks(tmp_path):
     lacks = (
         "hparams.json or config.json, "
         "checkpoint or *.index or model.safetensors or model.safetensors.index.json, "
-        "encoder.json or vocab.json or tokenizer.json, vocab.bpe or merges.txt or tokenizer.json"
+        "encoder.json or tokenizer.json or vocab.json, vocab.bpe or tokenizer.json or merges.txt"
     )
     assert refusal(tmp_path) == f"{tmp_path}: lacks {lacks}"
     no_folder = f"{tmp_path}/x: no such folder; expected one with {lacks}"
@@ -385,6 +385,22 @@ def head_twice(tensors):
 def other_heads(tensors):
     tensors["v_head.summary.weight"] = np.zeros((1, 16), np.float32)
     tensors["score.weight"] = np.zeros((2, 16), np.float32)
+
+
+def test_other_names_of_settings(model_folder):
+    """transformers takes both; where both are there and differ, there is no telling."""
+    folder = model_folder("transformers")
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for name, alias in loader.ALIASES.items():
+        config[alias] = config.pop(name)
+    path.write_text(json.dumps(config), encoding="utf-8")
+    assert load(folder).hparams["n_head"] == 4
+    change(folder, "config.json", n_head=4)
+    assert load(folder).hparams["n_head"] == 4
+    change(folder, "config.json", n_head=2)
+    both = "n_head is 2 and num_attention_heads is 4; expected one"
+    assert refusal(folder) == f"{path}: {both}"
 
 
 @pytest.mark.parametrize("variant", [no_prefix, head_alone, head_twice, other_heads])
@@ -511,11 +527,64 @@ def test_save_refuses_what_does_not_fit(model_folder, tmp_path):
     check("encoder: has 300 tokens; hparams have 299", hparams=hparams | {"n_vocab": 299})
     check("params/blocks: has 2 layers; expected 1", hparams=hparams | {"n_layer": 1})
     other = params | {"wpe": params["wpe"][:8]}
-    check("params/wpe: is (8, 16); expected (32, 16) by hparams", params=other)
+    wanted = "expected floating-point (32, 16) by hparams"
+    check(f"params/wpe: is float32 (8, 16); {wanted}", params=other)
+    other = params | {"wpe": params["wpe"].astype(np.int64)}
+    check(f"params/wpe: is int64 (32, 16); {wanted}", params=other)
     other = params | {"ln_f": {"g": params["ln_f"]["g"]}}
     check("params/ln_f: holds g; expected g, b", params=other)
+    other = params | {"blocks": []}
+    check("params/blocks: has 0 layers; expected 2", params=other)
+    other = params | {"blocks": [{}, {}]}
+    what = "holds nothing; expected ln_1, attn, ln_2, mlp"
+    check(f"params/blocks/0: {what}", params=other)
+    one, two = (
+        {**block, "ln_1": {**block["ln_1"], "eps": eps}}
+        for block, eps in zip(params["blocks"], (1e-5, 0.1), strict=True)
+    )
+    other = params | {"blocks": [one, two]}
+    what = "have the eps [1e-05, 0.1]; Hugging Face's layout has one"
+    check(f"params: {what}", params=other)
+    check("hparams: n_head=5 does not divide n_embd=16", hparams=hparams | {"n_head": 5})
+    check(
+        "hparams: n_ctx is None; expected a positive integer",
+        hparams={name: value for name, value in hparams.items() if name != "n_ctx"},
+    )
     folder = tmp_path / "plain"
     check(f"{folder}: holds something already; choose a new folder")
+
+
+def test_save_takes_other_numbers_and_folders(model_folder, tmp_path, monkeypatch):
+    encoder, hparams, params = load(model_folder())
+    hparams = {name: np.int64(value) for name, value in hparams.items()}
+    other = {**params, "lm_head": None, "wpe": np.asfortranarray(params["wpe"].astype(np.float64))}
+    empty = tmp_path / "empty"
+    empty.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(empty)
+    save(tmp_path / "link", encoder, hparams, other)
+    assert (load(empty).params["wpe"] == params["wpe"]).all()
+    assert empty.stat().st_mode & 0o777 == 0o700
+    modes = {path.stat().st_mode for path in empty.iterdir()}
+    assert len(modes) == 1
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    save(".", encoder, hparams, params)
+    assert load(".").hparams["n_layer"] == 2
+    assert Path.cwd() == here
+
+
+def test_added_tokens_keep_their_ids_wherever_they_are(model_folder, tmp_path):
+    """transformers gives added tokens the ids behind the vocabulary's."""
+    encoder, hparams, params = load(model_folder())
+    tokens = ["<pad>", *list(encoder.encoder)[:298], "<sep>"]
+    other = Encoder({token: i for i, token in enumerate(tokens)}, list(encoder._ranks)[:-1])
+    save(tmp_path / "saved", other, hparams, params)
+    vocabulary = json.loads((tmp_path / "saved" / "vocab.json").read_text(encoding="utf-8"))
+    assert vocabulary == {token: i for i, token in enumerate(tokens[:-1])}
+    added = json.loads((tmp_path / "saved" / "added_tokens.json").read_text(encoding="utf-8"))
+    assert added == {"<sep>": 299}
+    assert load(tmp_path / "saved").encoder.encoder == other.encoder
 
 
 def test_save_without_safetensors(model_folder, tmp_path, monkeypatch):
@@ -554,6 +623,9 @@ def test_measure(model_folder):
     folder = model_folder("untied")
     n_bytes = sum(path.stat().st_size for path in folder.iterdir())
     assert measure(folder) == (16_704, n_bytes)  # 300 x 16 of them in the head
+    change(folder, "config.json", n_layer=2**31 - 1)
+    with pytest.raises(PicogptError, match=r"29 tensors; config\.json says n_layer=2147483647"):
+        measure(folder)
 
 
 def test_messages_have_absolute_paths(tmp_path, monkeypatch):
@@ -604,6 +676,7 @@ def test_the_weights_folder(tmp_path, monkeypatch):
     assert weights_folder(tmp_path) == tmp_path
     monkeypatch.chdir(tmp_path)
     assert weights_folder("x") == tmp_path / "x"
+    assert weights_folder("~/x") == Path.home() / "x"
     monkeypatch.delenv("PICOGPT_WEIGHTS")
     assert weights_folder() == platformdirs.user_cache_path("picogpt", appauthor=False)
 
