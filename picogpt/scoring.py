@@ -172,14 +172,13 @@ def score_texts(
     all_ids, scored_texts, n_scored = [], [], []
     for text in texts:
         before, blank, word = text.rstrip().rpartition(" ") if only_last_word else ("", "", text)
-        target = np.array(encoder.encode(blank + word), np.int32)
-        ids = np.concatenate([np.array(start + encoder.encode(before), np.int32), target])
-        n = len(target) if only_last_word else len(ids) - 1
+        context = np.array(start + encoder.encode(before), np.int32)
+        ids = np.concatenate([context, np.array(encoder.encode(blank + word), np.int32)])
+        n = len(ids) - (len(context) if only_last_word else 1)
         if not 1 <= n < len(ids) or (only_last_word and n >= n_ctx):
             what = f"last word {word!r:.40}" if only_last_word else f"text {text!r:.40}"
-            raise PicogptError(
-                f"{what}: is {len(target)} tokens; expected {2 - len(start)} or more"
-            )
+            n_found = len(ids) - len(context)
+            raise PicogptError(f"{what}: is {n_found} tokens; expected {2 - len(start)} or more")
         all_ids.append(ids[-n_ctx:] if only_last_word else ids)
         scored_texts.append(blank + word)
         n_scored.append(n)
