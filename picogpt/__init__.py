@@ -6,14 +6,14 @@
 >>> text = encoder.decode(generate(ids, params, hparams["n_head"], n_tokens_to_generate=8))
 """
 
-from .backend import new_cache
+from .backend import new_cache, to_backend
 from .encoder import Encoder
 from .errors import PicogptError
 from .generation import generate, generate_batch, next_tokens, stream
 from .loader import load, save
 from .model import gpt2
 from .pictures import attention_plot, lens_plot
-from .scoring import Score, score, token_logprobs
+from .scoring import Score, lm_loss, score, token_logprobs
 from .tracing import Trace, logit_lens, trace
 
 __version__ = "0.1.0"
@@ -27,6 +27,7 @@ __all__ = [
     "generate_batch",
     "gpt2",
     "lens_plot",
+    "lm_loss",
     "load",
     "logit_lens",
     "new_cache",
@@ -34,6 +35,7 @@ __all__ = [
     "save",
     "score",
     "stream",
+    "to_backend",
     "token_logprobs",
     "trace",
 ]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .backend import BACKENDS, to_backend
 from .download import FILES, OFFICIAL, fetch, is_complete
 from .encoder import Encoder
 from .errors import PicogptError, decode, one_line, parse_json, read_text
@@ -187,6 +188,12 @@ def _model_parser(verb: str, operand: str, description: str, help_: str) -> argp
     return parser
 
 
+def _add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="numpy", help="array library (default: numpy)"
+    )
+
+
 def _text_parser(verb: str, text: str, description: str, help_: str) -> argparse.ArgumentParser:
     parser = _model_parser(verb, f"[{text}]", description, help_)
     parser.add_argument("text", nargs="?", type=_utf8, metavar=text, help="- reads it from stdin")
@@ -235,7 +242,7 @@ def _generate_parser() -> argparse.ArgumentParser:
         metavar="K",
         help="make K texts side by side, sampled (default: 1)",
     )
-
+    _add_backend(parser)
     return parser
 
 
@@ -288,6 +295,7 @@ def _next_parser() -> argparse.ArgumentParser:
     add("--top", type=WHOLE, default=10, metavar="N", help="show the N likeliest (default: 10)")
     add("--json", action="store_true", help="print one JSON object")
     _sampling_group(parser, "How the probabilities are changed before one would be picked.", "1")
+    _add_backend(parser)
     return parser
 
 
@@ -297,6 +305,7 @@ def _lens_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="draw it instead: a .png, .svg or .pdf"
     )
+    _add_backend(parser)
     return parser
 
 
@@ -307,6 +316,7 @@ def _attention_parser() -> argparse.ArgumentParser:
     add("-o", "--output", required=True, metavar="FILE", help="a .png, .svg or .pdf")
     add("--layer", type=WHOLE, metavar="N", help="from 0 (default: the last)")
     add("--head", type=_head, default="all", metavar="N", help="from 0, mean or all (default: all)")
+    _add_backend(parser)
     return parser
 
 
@@ -320,6 +330,7 @@ def _score_parser() -> argparse.ArgumentParser:
     add("--per-token", action="store_true", help="show each token, by how much it surprises")
     add("--last-word", action="store_true", help="tell how often the last word is foreseen")
     add("--json", action="store_true", help="print one JSON object")
+    _add_backend(parser)
     return parser
 
 
@@ -364,7 +375,10 @@ def _load(args: argparse.Namespace) -> Model:
     if args.model is None and sys.stderr.isatty():
         dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
         print(f"{dim}model: {find_model(model, args.weights_dir)}{plain}", file=sys.stderr)
-    return load(model, weights_dir=args.weights_dir)
+    loaded = load(model, weights_dir=args.weights_dir)
+    if args.backend == "numpy":
+        return loaded
+    return loaded._replace(params=to_backend(loaded.params, args.backend))
 
 
 def _generate(args: argparse.Namespace) -> None:
@@ -659,7 +673,7 @@ def _read_texts(file: str) -> tuple[list[str], list[str]]:
     if not file.endswith(".jsonl"):
         return [file], [text]
     names, texts = [], []
-    for i, line in enumerate(text.splitlines(), 1):
+    for i, line in enumerate(text.split("\n"), 1):  # JSON strings may hold other line ends
         if line.strip():
             names.append(f"{file}:{i}")
             value = parse_json(line, names[-1]).get("text")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .backend import keep_rows, new_cache
+from .backend import compiled, is_compiled, keep_rows, new_cache, to_numpy
 from .encoder import check_ids
 from .errors import PicogptError
 from .model import gpt2
@@ -143,7 +143,7 @@ def next_tokens(
     picking = _Options(**options).checked()
     ids = window_ids(inputs, params)
     logits, _, _ = _prefill([ids], params, n_head, 1)
-    return _distribution(logits[0, -1], picking, set(ids))
+    return _distribution(to_numpy(logits)[0, -1], picking, set(ids))
 
 
 def window_ids(inputs: Iterable[int], params: dict[str, Any]) -> list[int]:
@@ -201,8 +201,9 @@ def _decode(
     stops: set[int],
     done: set[int],
 ) -> Iterator[tuple[int, int]]:
-    n_ctx = len(params["wpe"])
-    rows = list(range(len(windows)))  # those of the batch, the ended ones dropped
+    wte, n_ctx = params["wte"], len(params["wpe"])
+    forward = compiled(_forward, wte)
+    rows = list(range(len(windows)))  # those of the batch, ended ones dropped unless that compiles
     seen = [set(ids) for ids in windows]
     rngs = [None if options.is_greedy() else options.random_numbers(row) for row in rows]
     windows = [_slide(ids, n_ctx) for ids in windows]
@@ -211,18 +212,20 @@ def _decode(
         going = [i for i, row in enumerate(rows) if row not in done]
         if not going:
             return
-        if cache is not None and len(going) < len(rows):
-            keep_rows(cache, going)
-            n_pad = n_pad[going]
-        rows = [rows[i] for i in going]
-        if cache is not None and cache["n_past"] == n_ctx:
+        if len(going) < len(rows) and not is_compiled(wte):
+            rows, n_pad = [rows[i] for i in going], n_pad[going]
+            if cache is not None:
+                keep_rows(cache, going)
+        if cache is not None and int(cache["n_past"]) == cache["blocks"][0]["k"].shape[-2]:
             cache = None  # a longer row has ended, and its neighbours' padding takes up the room
         if cache is None:
             logits, cache, n_pad = _prefill([windows[row] for row in rows], params, n_head, n_left)
         else:
-            new = [windows[row][-1:] for row in rows]
-            logits = gpt2(new, **params, n_head=n_head, n_pad=n_pad, cache=cache, last=True)
-        for row, row_logits in zip(rows, logits[:, -1], strict=True):
+            new = np.array([windows[row][-1:] for row in rows])
+            logits, cache = forward(params, new, n_head, n_pad, cache)
+        for row, row_logits in zip(rows, to_numpy(logits)[:, -1], strict=True):
+            if row in done:
+                continue
             token = _pick(row_logits, options, seen[row], rngs[row])
             if token in stops:
                 done.add(row)
@@ -246,21 +249,33 @@ def _prefill(
     """Computes rows from their beginnings, padded on the left, some tokens at a time.
 
     The cache has room for n_left new tokens, the last of which is never fed, but not for more: its
-    pages would be cleared and kept for nothing.
+    pages would be cleared and kept for nothing. Where functions are compiled, all shapes are as
+    few as can be: all at once, padded to a power of two, with room for the padding.
 
     Returns the logits after the last tokens [n_rows, 1, n_vocab], the cache, and the number of
     padding tokens of each row.
     """
-    n_seq = max(map(len, windows))
+    n_ctx, n_seq = len(params["wpe"]), max(map(len, windows))
+    room, step = min(n_ctx, n_seq + n_left - 1), max(1, CHUNK // len(windows))
+    if is_compiled(params["wte"]):
+        n_seq = step = 1 << (n_seq - 1).bit_length()
+        room = 2 * n_ctx
     n_pad = np.array([n_seq - len(ids) for ids in windows])
     padded = np.array([[0] * (n_seq - len(ids)) + ids for ids in windows])
-    n_ctx = min(len(params["wpe"]), n_seq + n_left - 1)
-    cache = new_cache(params, n_head, n_rows=len(windows), n_ctx=n_ctx)
-    step = max(1, CHUNK // len(windows))
+    forward = compiled(_forward, params["wte"])
+    cache = new_cache(params, n_head, n_rows=len(windows), n_ctx=room)
     for start in range(0, n_seq, step):
         ids = padded[:, start : start + step]
-        logits = gpt2(ids, **params, n_head=n_head, n_pad=n_pad, cache=cache, last=True)
+        logits, cache = forward(params, ids, n_head, n_pad, cache)
     return logits, cache, n_pad
+
+
+def _forward(
+    params: dict[str, Any], ids: Any, n_head: int, n_pad: Any, cache: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Logits after the last ids, and the cache, as what goes in and out of a compiled function."""
+    logits = gpt2(ids, **params, n_head=n_head, n_pad=n_pad, cache=cache, last=True)
+    return logits, cache
 
 
 def _whole(name: str, value: Any) -> int:

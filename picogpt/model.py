@@ -11,12 +11,12 @@ Sources: Radford et al., "Language Models are Unsupervised Multitask Learners" (
 src/model.py; Vaswani et al., "Attention Is All You Need" (2017), for the equations.
 
 Shapes: n_seq tokens, n_embd channels, n_head heads of d_head = n_embd / n_head channels each;
-n_q tokens are computed now, n_k = n_past + n_q are seen, the n_past from the cache among them.
+n_q tokens are computed now, after n_past that are in the cache; n_k keys are there for them to see.
 """
 
 import math
 
-from .backend import array_module, remember
+from .backend import array_module, remember, span
 
 
 def see(tap, name, x):
@@ -60,7 +60,7 @@ def layer_norm(x, g, b, eps=1e-5):
     n_embd = x.shape[-1]
     centred = x - x.sum(axis=-1, keepdims=True) / n_embd
     variance = (centred * centred).sum(axis=-1, keepdims=True) / n_embd
-    return centred / array_module(x).sqrt(variance + eps) * g + b
+    return centred / array_module(x, g, b).sqrt(variance + eps) * g + b
 
 
 def linear(x, w, b=None):
@@ -90,8 +90,8 @@ def attention(q, k, v, mask, tap=None):
     (Vaswani et al., equation 1)
     """
     scores = q / math.sqrt(q.shape[-1]) @ k.swapaxes(-1, -2)
-    weights = softmax(array_module(q).where(mask, scores, -math.inf))
-    return see(tap, "attn.weights", weights) @ v
+    masked = array_module(q, k, v, mask).where(mask, scores, -math.inf)
+    return see(tap, "attn.weights", softmax(masked)) @ v
 
 
 def mha(x, c_attn, c_proj, n_head, mask, past=None, tap=None):
@@ -129,13 +129,13 @@ def gpt2(inputs, wte, wpe, blocks, ln_f, n_head, *,
 
     inputs [n_q] or [batch, n_q], integers, n_past + n_q <= n_ctx -> [..., n_q, n_vocab]
     """
-    xp = array_module(wte)
-    ids, n_past = xp.asarray(inputs), cache["n_past"] if cache else 0
-    keys = xp.arange(n_past + ids.shape[-1])
-    queries, pads = keys[n_past:, None], xp.asarray(n_pad)[..., None, None, None]
+    xp = array_module(wte, wpe, lm_head, inputs)
+    ids, pads = xp.asarray(inputs), xp.asarray(n_pad)[..., None, None, None]
+    n_past, n_k = span(cache, ids.shape[-1])
+    keys, queries = xp.arange(n_k), n_past + xp.arange(ids.shape[-1])[:, None]
     # By position: no key that comes later; padding for padding only, which must see something.
     mask = (keys <= queries) & ((keys >= pads) | (queries < pads))
-    x = see(tap, "embed", wte[ids] + wpe[xp.maximum(keys[n_past:] - pads[..., 0, 0], 0)])
+    x = see(tap, "embed", wte[ids] + wpe[xp.maximum(queries[:, 0] - pads[..., 0, 0], 0)])
     for i, block in enumerate(blocks):
         past = cache and (cache["blocks"][i], n_past)
         inner = tap and (lambda name, x, i=i: tap(f"h{i}.{name}", x))

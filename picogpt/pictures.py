@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .backend import to_numpy
 from .encoder import Encoder
 from .errors import PicogptError
 from .tracing import logit_lens, trace
@@ -54,7 +55,8 @@ def attention_plot(
     if head not in ("all", "mean", *range(n_head)):
         raise PicogptError(f"head: is {head}; expected 0 to {n_head - 1}, all or mean")
     ids = encoder.encode(text) if isinstance(text, str) else list(text)
-    (weights,) = trace(ids, params, n_head, keep=f"h{layer}.attn.weights").values()
+    (traced,) = trace(ids, params, n_head, keep=f"h{layer}.attn.weights").values()
+    weights = to_numpy(traced)
     if head == "all":
         maps = {f"head {i}": weights[i] for i in range(n_head)}
     elif head == "mean":

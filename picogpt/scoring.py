@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .backend import new_cache
+from .backend import array_module, new_cache, to_numpy
 from .encoder import END_OF_TEXT, Encoder, check_ids
 from .errors import PicogptError
 from .generation import CHUNK
@@ -287,24 +287,46 @@ def _score_batch(
         logits = gpt2(ids, **params, n_head=n_head, n_pad=n_pad, cache=cache, last=not is_needed)
         if is_needed:
             places = slice(at, at + targets.shape[1])
-            logprobs[:, places], is_best[:, places] = _log_softmax_at(logits, targets)
+            xp = array_module(logits)
+            targets = xp.asarray(targets)
+            logprobs[:, places] = to_numpy(_log_softmax_at(logits, targets))
+            is_best[:, places] = to_numpy(logits.argmax(axis=-1) == targets)
+            if not np.isfinite(logprobs[:, places]).all():
+                raise PicogptError("logits: nan or infinite; the weights are damaged")
     for row, window in enumerate(batch):
         place = slice(window.first, window.end)
         found[window.text].logprobs[place] = logprobs[row, firsts[row] :]
         found[window.text].is_best[place] = is_best[row, firsts[row] :]
 
 
-def _log_softmax_at(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The log-probabilities of targets [..., n_seq], by logits [..., n_seq, n_vocab], which are
-    overwritten; and whether they are the likeliest."""
-    best = logits.argmax(-1)
-    highest = np.take_along_axis(logits, best[..., None], -1)
-    if not np.isfinite(highest).all():
-        raise PicogptError("logits: nan or infinite; the weights are damaged")
-    logits -= highest
-    chosen = np.take_along_axis(logits, targets[..., None], -1)[..., 0].astype(np.float64)
-    np.exp(logits, out=logits)
-    return chosen - np.log(logits.sum(-1, dtype=np.float64)), best == targets
+def lm_loss(params: dict[str, Any], ids: Any, n_head: int) -> Any:
+    """Returns the mean cross-entropy of each next token, in nats: what training makes less.
+
+    Args:
+        params: a parameter tree, of any library; gradients by it are taken in the usual ways.
+        ids: [n_seq] or [batch, n_seq], at most n_ctx + 1 in a row; the first is not predicted.
+        n_head: number of attention heads, `hparams["n_head"]`.
+
+    Returns:
+        A scalar of the library and type of params.
+
+    >>> from picogpt import load
+    >>> encoder, hparams, params = load("tales")
+    >>> round(float(lm_loss(params, encoder.encode("Once upon a time"), hparams["n_head"])), 2)
+    0.45
+    """
+    xp = array_module(params["wte"])
+    ids = xp.asarray(ids)
+    logits = gpt2(ids[..., :-1], **params, n_head=n_head)
+    return -_log_softmax_at(logits, ids[..., 1:]).mean()
+
+
+def _log_softmax_at(logits: Any, targets: Any) -> Any:
+    """The log-probabilities of targets [...], by logits [..., n_vocab]."""
+    xp = array_module(logits)
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    chosen = xp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return chosen - xp.log(xp.exp(logits).sum(axis=-1))
 
 
 def _checked(ids: Iterable[int], n_vocab: int) -> np.ndarray:

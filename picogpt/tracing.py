@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import array_module
+from .backend import to_numpy
 from .errors import PicogptError
 from .generation import window_ids
 from .model import gpt2, layer_norm, linear, softmax
@@ -110,5 +110,4 @@ def logit_lens(
         return x
 
     gpt2(window_ids(inputs, params), **params, n_head=n_head, last=True, tap=tap)
-    stack = array_module(head).stack
-    return stack(best), stack(likely)
+    return np.stack([to_numpy(x) for x in best]), np.stack([to_numpy(x) for x in likely])

@@ -38,9 +38,9 @@ def model_folder(tmp_path):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """With --no-skips, a test that is skipped fails, unless it is marked `weights`."""
+    """With --no-skips, a test that is skipped fails, unless it is marked `weights` or `gpu`."""
     report = yield
-    allowed = item.get_closest_marker("weights")
+    allowed = item.get_closest_marker("weights") or item.get_closest_marker("gpu")
     if report.skipped and not allowed and item.config.getoption("--no-skips"):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: skipped, in a run that must skip nothing"

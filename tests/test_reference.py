@@ -349,28 +349,6 @@ def test_a_batch_of_tales_equals_transformers(torch, make_model):
         assert (np.array(row) == after.argmax(-1))[sure].all()
 
 
-def test_jax_can_differentiate_and_map_the_forward_pass(expected, model_folder):
-    """Nothing in it writes to an array that a caller gave, so JAX's tracers pass through."""
-    jax = pytest.importorskip("jax")
-    params = jax.tree.map(jax.numpy.asarray, load(model_folder()).params)
-    ids = expected["ids"]
-
-    def loss(params, ids):
-        logits = gpt2(ids[:-1], **params, n_head=4)
-        return -jax.nn.log_softmax(logits)[np.arange(len(ids) - 1), ids[1:]].mean()
-
-    logits = jax.jit(lambda ids: gpt2(ids, **params, n_head=4))(ids)
-    assert np.abs(logits - expected["logits"]).max() < 1e-4
-    rows = np.stack([ids, ids[::-1]])
-    mapped = jax.vmap(lambda ids: gpt2(ids, **params, n_head=4))(rows)
-    assert np.abs(mapped - gpt2(rows, **params, n_head=4)).max() < 1e-4
-    gradient = jax.grad(loss)(params, ids)
-    step = jax.tree.map(lambda w, g: w - 3e-5 * g, params, gradient)
-    squares = sum(float((g * g).sum()) for g in jax.tree.leaves(gradient))
-    fall = float(loss(params, ids) - loss(step, ids))
-    assert fall == pytest.approx(3e-5 * squares, rel=0.03)
-
-
 @pytest.fixture(scope="session")
 def tiktoken_gpt2():
     """tiktoken's gpt2, with its pattern, made of the same two files."""
