@@ -14,7 +14,6 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr = io.StringIO()
     text = getattr(args, "text", "")  # not every command takes one
     from_stdin = text is None or (text == "-" and "--" not in arguments)
+    from_stdin = from_stdin or "-" in getattr(args, "files", [])
     if from_stdin and (sys.stdin is None or (text is None and sys.stdin.isatty())):
         parser.print_usage(sys.stderr)
         return 2
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise PicogptError("stdout: is closed; expected a place for the text")
         with warnings.catch_warnings():
             warnings.showwarning = lambda warning, *_: _say(f"warning: {warning}")
-            if from_stdin:
+            if from_stdin and hasattr(args, "text"):
                 args.text = sys.stdin.buffer.read().decode("utf-8", "replace")
             run(args)
         return 0
@@ -559,8 +559,11 @@ def _score(args: argparse.Namespace) -> None:
             start_token=not args.no_start,
             stride=args.stride,
             only_last_word=args.last_word,
+            names=names,
             progress=_score_progress,
         )
+        if sys.stderr.isatty():  # a bar is drawn there until all is scored
+            scored = iter(list(scored))
         for name, (score, ids, tokens) in zip(names, scored, strict=True):
             if args.json:
                 rows.append({"file": name, **_figures(score)})
@@ -598,8 +601,8 @@ def _cells(score: Score) -> list[str]:
 
 def _show_row(name: str, width: int, cells: Sequence[str]) -> None:
     tokens, nats, *others = cells
-    shown = "".join(f"{cell:>11}" for cell in others)
-    print(f"{name:{width}}{tokens:>9}{nats:>12}{shown}", flush=True)
+    shown = "".join(f" {cell:>10}" for cell in others)
+    print(f"{one_line(name):{width}} {tokens:>8} {nats:>11}{shown}", flush=True)
 
 
 def _figures(score: Score) -> dict[str, Any]:
@@ -638,8 +641,11 @@ def _show_tokens(encoder: Encoder, ids: Iterable[int], scored: Scored) -> None:
         return
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     print("surprise in bits:", *(f"\x1b[{c}m {s} \x1b[0m" for s, c in SURPRISE.items()))
-    for token, logprob in islice(zip(ids, scored.logprobs, strict=True), 1, None):
+    for i, (token, logprob) in enumerate(zip(ids, scored.logprobs, strict=True)):
+        if i == 0 and token == encoder.end_of_text:
+            continue
         piece = decoder.decode(encoder.token_bytes(token))
+        logprob = 0.0 if math.isnan(logprob) else logprob
         level = min(int(math.log2(max(1.0, -logprob / math.log(2)))), len(SURPRISE) - 1)
         color = list(SURPRISE.values())[level]
         for line in piece.splitlines(keepends=True):
@@ -669,8 +675,11 @@ def _score_progress(batches: list[Any]) -> Iterable[Any]:
 
 def _read_texts(file: str) -> tuple[list[str], list[str]]:
     """The names and contents of the texts in a file: one, or one a line in .jsonl."""
-    text = decode(sys.stdin.buffer.read(), "stdin") if file == "-" else read_text(Path(file))
-    if not file.endswith(".jsonl"):
+    try:
+        text = decode(sys.stdin.buffer.read(), "stdin") if file == "-" else read_text(Path(file))
+    except OSError as error:
+        raise PicogptError(f"{file}: {error.strerror}; expected a text to read") from None
+    if not file.lower().endswith(".jsonl"):
         return [file], [text]
     names, texts = [], []
     for i, line in enumerate(text.split("\n"), 1):  # JSON strings may hold other line ends

@@ -75,6 +75,15 @@ def check_ids(ids: Iterable[int], n_vocab: int) -> list[int]:
     return checked
 
 
+def with_whole_characters(text: str) -> str:
+    """Returns a text with the halves of surrogate pairs joined, and lone ones as U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 class _Ids(dict[str, tuple[int, ...]]):
     """The ids of pieces: worked out when a piece is first met, forgotten when they are too many."""
 
@@ -244,10 +253,7 @@ class Encoder:
         >>> encoder.encode("a<|endoftext|>b", allow_special=True)
         [64, 50256, 65]
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = with_whole_characters(text)
         ids: list[int] = []
         special = allow_special and self.end_of_text is not None
         for i, section in enumerate(text.split(END_OF_TEXT) if special else [text]):

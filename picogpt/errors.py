@@ -83,24 +83,24 @@ def read_json(path: Path) -> dict[str, Any]:
         PicogptError: it holds something else.
         OSError: it cannot be read.
     """
-    return parse_json(read_text(path), str(path))
+    advice = "; most likely a failed download; fetch it again"
+    return parse_json(read_text(path), str(path), advice)
 
 
-def parse_json(text: str, where: str) -> dict[str, Any]:
+def parse_json(text: str, where: str, advice: str = "") -> dict[str, Any]:
     """Returns the object that a JSON text holds.
 
     Raises:
-        PicogptError: it holds something else; names `where` it is from.
+        PicogptError: it holds something else; names `where` it is from, and gives `advice`.
     """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         start = text.strip()[:20]
         found = f"starts with {start!r}, is not JSON" if start else "is empty"
-        raise PicogptError(
-            f"{where}: {found}; most likely a failed download; fetch it again"
-        ) from None
+        raise PicogptError(f"{where}: {found}{advice}") from None
     if not isinstance(value, dict):
         found = type(value).__name__
-        raise PicogptError(f"{where}: holds a {found}; expected a JSON object; fetch it again")
+        again = "; fetch it again" if advice else ""
+        raise PicogptError(f"{where}: holds a {found}; expected a JSON object{again}")
     return value

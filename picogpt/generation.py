@@ -142,8 +142,31 @@ def next_tokens(
     """
     picking = _Options(**options).checked()
     ids = window_ids(inputs, params)
-    logits, _, _ = _prefill([ids], params, n_head, 1)
-    return _distribution(to_numpy(logits)[0, -1], picking, set(ids))
+    logits, _, _ = _prefill([ids], params, check_head(params, n_head), 1)
+    return _distribution(check_finite(to_numpy(logits)[0, -1]), picking, set(ids))
+
+
+def check_head(params: dict[str, Any], n_head: Any) -> int:
+    """Returns the number of heads, a divisor of n_embd, as Python's own.
+
+    Raises:
+        PicogptError: it is none.
+    """
+    n_embd, n = params["wpe"].shape[1], _whole("n_head", n_head)
+    if not n or n_embd % n:
+        raise PicogptError(f"n_head: is {n}; expected a divisor of n_embd={n_embd}")
+    return n
+
+
+def check_finite(logits: np.ndarray) -> np.ndarray:
+    """Returns logits, or what was made of them.
+
+    Raises:
+        PicogptError: they are not finite, as with damaged weights.
+    """
+    if not np.isfinite(logits).all():
+        raise PicogptError("logits: nan or infinite; the weights are damaged")
+    return logits
 
 
 def window_ids(inputs: Iterable[int], params: dict[str, Any]) -> list[int]:
@@ -172,13 +195,11 @@ def stream_batch(
     Args:
         done: rows to end. The caller may add one at any time; the loop adds those it ends.
     """
-    n_vocab, (n_ctx, n_embd) = len(params["wte"]), params["wpe"].shape
+    n_vocab, n_ctx = len(params["wte"]), len(params["wpe"])
     picking = _Options(**options).checked()
     stops = set(check_ids(picking.stop_ids, n_vocab))
     n_tokens = _whole("n_tokens_to_generate", n_tokens_to_generate)
-    n_head = _whole("n_head", n_head)
-    if not n_head or n_embd % n_head:
-        raise PicogptError(f"n_head: is {n_head}; expected a divisor of n_embd={n_embd}")
+    n_head = check_head(params, n_head)
     windows = [check_ids(prompt, n_vocab) for prompt in prompts]
     for ids in windows:
         if not ids:
@@ -343,8 +364,7 @@ def _pick(
     logits: np.ndarray, options: _Options, seen: set[int], rng: "np.random.Generator | None"
 ) -> int:
     """Picks an id by its logit [n_vocab]: with one random number, or the best if there are none."""
-    if not np.isfinite(logits.max()):
-        raise PicogptError("logits: nan or infinite; the weights are damaged")
+    check_finite(logits.max())
     logits = _penalize(logits, options.repetition_penalty, seen)
     if rng is None:
         return int(logits.argmax())

@@ -12,6 +12,7 @@ import numpy as np
 from .backend import to_numpy
 from .encoder import Encoder
 from .errors import PicogptError
+from .generation import check_finite
 from .tracing import logit_lens, trace
 
 MAX_LABELS = 60  # along an axis; of more tokens, only every second, third and so on is named
@@ -50,28 +51,29 @@ def attention_plot(
     """
     n_layer = len(params["blocks"])
     layer = n_layer - 1 if layer is None else layer
-    if not 0 <= layer < n_layer:
-        raise PicogptError(f"layer: is {layer}; expected 0 to {n_layer - 1}")
-    if head not in ("all", "mean", *range(n_head)):
-        raise PicogptError(f"head: is {head}; expected 0 to {n_head - 1}, all or mean")
+    if type(layer) is not int or not 0 <= layer < n_layer:
+        raise PicogptError(f"layer: is {layer!r:.40}; expected 0 to {n_layer - 1}")
+    if head not in ("all", "mean") and (type(head) is not int or not 0 <= head < n_head):
+        raise PicogptError(f"head: is {head!r:.40}; expected 0 to {n_head - 1}, all or mean")
     ids = encoder.encode(text) if isinstance(text, str) else list(text)
     (traced,) = trace(ids, params, n_head, keep=f"h{layer}.attn.weights").values()
-    weights = to_numpy(traced)
+    weights = check_finite(to_numpy(traced))
     if head == "all":
         maps = {f"head {i}": weights[i] for i in range(n_head)}
     elif head == "mean":
         maps = {f"mean of {n_head} heads": weights.mean(0)}
     else:
         maps = {f"head {head}": weights[head]}
+    figure = _figure()
     labels = _labels(encoder, ids)
     n_shown = min(len(ids), MAX_LABELS)
     side = max(1.6 if len(maps) > 1 else 3.2, n_shown * INCH_PER_LABEL)  # of a map, in inches
     n_rows, n_columns = _grid(len(maps))
-    figure = _figure((side + 0.15) * n_columns + 1.6, (side + 0.3) * n_rows + 1.2)
+    figure.set_size_inches((side + 0.15) * n_columns + 1.6, (side + 0.3) * n_rows + 1.2)
     grid = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
     future = np.triu(np.ones((len(ids), len(ids)), bool), 1)
     shown = range(0, len(ids), math.ceil(len(ids) / MAX_LABELS))
-    named = {"labels": [labels[i] for i in shown], "fontsize": FONT, "parse_math": False}
+    named = {"labels": [_short(labels[i]) for i in shown], "fontsize": FONT, "parse_math": False}
     for axes, (name, map_) in zip(grid.flat, maps.items(), strict=False):
         image = axes.imshow(np.ma.masked_array(map_, future), cmap=COLORS, vmin=0, vmax=1)
         axes.set_facecolor("0.92")
@@ -108,10 +110,11 @@ def lens_plot(
     if len(ids) > MAX_LENS:
         raise PicogptError(f"text is {len(ids)} tokens; the picture has room for {MAX_LENS}")
     best, likely = logit_lens(ids, params, n_head)
+    figure = _figure()
     n_layer, labels = len(best) - 1, _labels(encoder, ids)
     starts = range(0, len(ids), LENS_COLUMNS)
     n_columns = min(len(ids), LENS_COLUMNS)
-    figure = _figure(0.8 * n_columns + 2.1, (0.26 * (n_layer + 1) + 0.4) * len(starts) + 0.7)
+    figure.set_size_inches(0.8 * n_columns + 2.1, (0.26 * (n_layer + 1) + 0.4) * len(starts) + 0.7)
     grid = figure.subplots(len(starts), 1, squeeze=False)[:, 0]
     for axes, start in zip(grid, starts, strict=True):
         part = slice(start, start + LENS_COLUMNS)
@@ -147,7 +150,13 @@ def save_picture(figure: Any, path: str | Path) -> None:
     when = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[path.suffix[1:]]
     with rc_context({"svg.hashsalt": "picogpt"}):  # the same file each time
         figure.savefig(data, format=path.suffix[1:], metadata=when)
-    path.write_bytes(data.getvalue())
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_bytes(data.getvalue())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise PicogptError(f"{path}: {error.strerror}; the picture is not written") from None
 
 
 def check_picture(path: str | Path) -> Path:
@@ -181,8 +190,8 @@ def _add_bar(figure: Any, image: Any, grid: Any, name: str) -> None:
     bar.ax.tick_params(labelsize=FONT)
 
 
-def _figure(width: float, height: float) -> Any:
-    """An empty figure, so many inches large."""
+def _figure() -> Any:
+    """An empty figure."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -191,7 +200,7 @@ def _figure(width: float, height: float) -> Any:
         ) from None
     if "ipykernel" in sys.modules:  # importing this tells notebooks how to show figures
         import matplotlib.pyplot  # noqa: F401
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+    return Figure(dpi=150, layout="constrained")
 
 
 def _labels(encoder: Encoder, ids: Iterable[int]) -> list[str]:

@@ -8,14 +8,15 @@ Radford et al., 2019, sections 3.1 (invertible de-tokenizers aside) and 3.3 (LAM
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .backend import array_module, new_cache, to_numpy
-from .encoder import END_OF_TEXT, Encoder, check_ids
+from .encoder import END_OF_TEXT, Encoder, check_ids, with_whole_characters
 from .errors import PicogptError
-from .generation import CHUNK
+from .generation import CHUNK, check_finite, check_head
 from .model import gpt2
 
 BATCH_TOKENS = 1024  # of windows side by side; more would not be faster, and their caches are large
@@ -151,6 +152,7 @@ def score_texts(
     start_token: bool = True,
     stride: int | None = None,
     only_last_word: bool = False,
+    names: list[str] | None = None,
     progress: Progress = iter,
 ) -> Iterator[tuple[Score, np.ndarray, Scored]]:
     """Yields the score of each text, its ids, and what the model says of each of them.
@@ -158,8 +160,9 @@ def score_texts(
     Args:
         texts, encoder, params, n_head, start_token, stride: as for `score`.
         only_last_word: score nothing else, and tell whether all its tokens are the likeliest ones,
-            as in LAMBADA. The blank before a word belongs to it. Of what comes before, no more
-            counts than fits the window.
+            as in LAMBADA. The blank, or other white space, right before a word is part of it. Of
+            what comes before that, no more counts than fits the window.
+        names: of the texts, for messages.
         progress: is given the list of all batches of windows, and passes them on.
 
     Raises:
@@ -170,17 +173,26 @@ def score_texts(
         raise PicogptError(f"the vocabulary has no {END_OF_TEXT}; score without a start token")
     start = [encoder.end_of_text] if start_token and encoder.end_of_text is not None else []
     all_ids, scored_texts, n_scored = [], [], []
-    for text in texts:
-        before, blank, word = text.rstrip().rpartition(" ") if only_last_word else ("", "", text)
+    for i, text in enumerate(texts):
+        before, word = "", with_whole_characters(text)
+        if only_last_word:
+            text = text.rstrip()
+            at = max((blank.start() for blank in re.finditer(r"\s", text)), default=0)
+            before, word = text[:at], text[at:]
         context = np.array(start + encoder.encode(before), np.int32)
-        ids = np.concatenate([context, np.array(encoder.encode(blank + word), np.int32)])
+        ids = np.concatenate([context, np.array(encoder.encode(word), np.int32)])
         n = len(ids) - (len(context) if only_last_word else 1)
-        if not 1 <= n < len(ids) or (only_last_word and n >= n_ctx):
-            what = f"last word {word!r:.40}" if only_last_word else f"text {text!r:.40}"
-            n_found = len(ids) - len(context)
-            raise PicogptError(f"{what}: is {n_found} tokens; expected {2 - len(start)} or more")
+        most = n_ctx - 1 if only_last_word else len(ids) - 1
+        if not 1 <= n <= most:
+            n_found, least = len(ids) - len(context), 2 - len(start)
+            expected = f"{least} to {most}" if n > most > 0 else f"{least} or more"
+            what = "last word" if only_last_word else "text"
+            name = f"{names[i]}: " if names else ""
+            raise PicogptError(
+                f"{name}{what} {word!r:.40}: is {n_found} tokens; expected {expected}"
+            )
         all_ids.append(ids[-n_ctx:] if only_last_word else ids)
-        scored_texts.append(blank + word)
+        scored_texts.append(word)
         n_scored.append(n)
     found = score_ids(all_ids, params, n_head, stride=stride, progress=progress)
     for text, array, n, scored in zip(scored_texts, all_ids, n_scored, found, strict=True):
@@ -188,7 +200,7 @@ def score_texts(
             n_tokens=n,
             nll=-float(scored.logprobs[-n:].sum()),
             n_words=sum(1 for _ in re.finditer(r"\S+", text)),
-            n_bytes=len(text.encode("utf-8", "replace")),
+            n_bytes=len(text.encode("utf-8")),
             start_token=start_token,
             window=n_ctx,
             stride=n_ctx // 2 if stride is None else stride,
@@ -215,12 +227,10 @@ def score_ids(
     Raises:
         PicogptError: at the first text, if an id or the stride is out of range.
     """
-    n_vocab, (n_ctx, n_embd) = len(params["wte"]), params["wpe"].shape
+    n_vocab, n_ctx, n_head = len(params["wte"]), len(params["wpe"]), check_head(params, n_head)
     step = n_ctx // 2 if stride is None else stride
-    if type(step) is not int or not 1 <= step < n_ctx:
+    if not isinstance(step, Integral) or isinstance(step, bool) or not 1 <= step < n_ctx:
         raise PicogptError(f"stride: is {step!r:.40}; expected 1 to {n_ctx - 1}")
-    if n_head < 1 or n_embd % n_head:
-        raise PicogptError(f"n_head: is {n_head}; expected a divisor of n_embd={n_embd}")
     arrays = [_checked(ids, n_vocab) for ids in texts]
     found = [Scored(np.full(len(ids), np.nan), np.zeros(len(ids), bool)) for ids in arrays]
     n_left = [0] * len(arrays)
@@ -291,8 +301,7 @@ def _score_batch(
             targets = xp.asarray(targets)
             logprobs[:, places] = to_numpy(_log_softmax_at(logits, targets))
             is_best[:, places] = to_numpy(logits.argmax(axis=-1) == targets)
-            if not np.isfinite(logprobs[:, places]).all():
-                raise PicogptError("logits: nan or infinite; the weights are damaged")
+            check_finite(logprobs[:, places])
     for row, window in enumerate(batch):
         place = slice(window.first, window.end)
         found[window.text].logprobs[place] = logprobs[row, firsts[row] :]

@@ -13,7 +13,7 @@ import numpy as np
 
 from .backend import to_numpy
 from .errors import PicogptError
-from .generation import window_ids
+from .generation import check_finite, check_head, window_ids
 from .model import gpt2, layer_norm, linear, softmax
 
 
@@ -70,7 +70,7 @@ def trace(inputs: Iterable[int], params: dict[str, Any], n_head: int, *, keep: s
             kept[name] = x
         return x
 
-    gpt2(window_ids(inputs, params), **params, n_head=n_head, tap=tap)
+    gpt2(window_ids(inputs, params), **params, n_head=check_head(params, n_head), tap=tap)
     if not kept:
         raise PicogptError(f"keep: no name matches {keep!r}; names are h0.attn.weights and so on")
     return kept
@@ -99,7 +99,7 @@ def logit_lens(
     >>> [encoder.decode([token]) for token in ids[:, -1]]
     [' a', ' great', ' time', ' time', ' time', ' time', ' time']
     """
-    head = params.get("lm_head", params["wte"])
+    head = params["wte"] if params.get("lm_head") is None else params["lm_head"]
     best, likely = [], []
 
     def tap(name: str, x: Any) -> Any:
@@ -109,5 +109,7 @@ def logit_lens(
             likely.append(softmax(logits).max(-1))
         return x
 
+    n_head = check_head(params, n_head)
     gpt2(window_ids(inputs, params), **params, n_head=n_head, last=True, tap=tap)
-    return np.stack([to_numpy(x) for x in best]), np.stack([to_numpy(x) for x in likely])
+    probabilities = check_finite(np.stack([to_numpy(x) for x in likely]))
+    return np.stack([to_numpy(x) for x in best]), probabilities

@@ -712,7 +712,7 @@ def files(tmp_path):
     """Two texts, the second longer than the window, and texts a line."""
     (tmp_path / "a.txt").write_text("the king\r\n", encoding="utf-8", newline="")
     (tmp_path / "b.txt").write_text("and his daughter, " * 5, encoding="utf-8")
-    lines = ['{"text": "the king"}', "", '{"text": "naïve 日本", "id": 7}']
+    lines = ['{"text": "the king"}\r', "", '{"text": "naïve 日本", "id": 7, "x": "\u2028\x85"}']
     (tmp_path / "c.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return [str(tmp_path / name) for name in ("a.txt", "b.txt", "c.jsonl")]
 
@@ -814,8 +814,14 @@ def test_score_reads_stdin(folder):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.txt", None, "{0}: No such file or directory"),
-        ("x.txt", "", "text '': is 0 tokens; expected 1 or more"),
+        ("x.txt", None, "{0}: No such file or directory; expected a text to read"),
+        ("x.txt", "", "{0}: text '': is 0 tokens; expected 1 or more"),
+        (
+            "x.jsonl",
+            '{"text": "a"}\n{"text": ""}',
+            "{0}:2: text '': is 0 tokens; expected 1 or more",
+        ),
+        ("x.jsonl", "a", "{0}:1: starts with 'a', is not JSON"),
         ("x.jsonl", "\n", "{0}: is empty; expected a JSON object on each line"),
         ("x.jsonl", '{"text": 1}', '{0}:1: "text" is 1; expected a string'),
         ("x.jsonl", "{}", '{0}:1: "text" is None; expected a string'),
@@ -827,6 +833,42 @@ def test_files_that_cannot_be_scored(folder, tmp_path, capsys, name, content, me
         path.write_text(content, encoding="utf-8")
     assert main(["score", str(path), "--model", str(folder)]) == 1
     assert capsys.readouterr().err == f"picogpt: error: {message.format(path)}\n"
+
+
+def test_the_suffix_may_be_in_capitals(folder, tmp_path, capsys):
+    path = tmp_path / "X.JSONL"
+    path.write_text('{"text": "the king"}', encoding="utf-8")
+    assert main(["score", str(path), "--model", str(folder)]) == 0
+    assert f"{path}:1 " in capsys.readouterr().out
+
+
+def test_figures_do_not_run_together_and_names_do_not_command_the_terminal(
+    folder, tmp_path, capsys
+):
+    path = tmp_path / "x\x1b[31m\ny.txt"
+    path.write_text("x" * 3_000, encoding="utf-8")
+    assert main(["score", str(path), "--model", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert [len(line.split()) for line in out.splitlines()[:2]] == [10, 7]
+    cli._show_row("n", 1, ["12345678", "12345678901", *["1.2345e+300"] * 4])
+    assert len(capsys.readouterr().out.split()) == 7
+
+
+def test_a_closed_stdin_is_a_mistake_in_the_call(folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["score", "-", "--model", str(folder)]) == 2
+    assert capsys.readouterr().err.startswith("usage: picogpt score FILE...")
+
+
+def test_the_first_token_is_shown_where_it_is_text(folder, files, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    arguments = [files[0], "--per-token", "--no-start", "--model", str(folder)]
+    assert main(["score", *arguments]) == 0
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    assert "\nthe king" in shown
 
 
 def test_stdin_can_be_scored_once(folder, capsys):

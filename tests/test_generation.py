@@ -476,3 +476,12 @@ def test_next_tokens_of_what_does_not_fit(params, ids, options, message):
         next_tokens(ids, params, 4, **options)
     assert str(error.value) == message
     assert len(next_tokens([1] * 32, params, 4)[0]) == 300
+
+
+def test_next_tokens_of_damaged_weights(params):
+    damaged = {**params, "wte": params["wte"].copy()}
+    damaged["wte"][200] = np.nan
+    with pytest.raises(PicogptError, match="nan or infinite; the weights are damaged"):
+        next_tokens([1, 2], damaged, 4)
+    with pytest.raises(PicogptError, match=r"^n_head: is 3; expected a divisor of n_embd=16$"):
+        next_tokens([1, 2], params, 3)

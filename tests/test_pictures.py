@@ -7,7 +7,16 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from picogpt import PicogptError, attention_plot, lens_plot, load, logit_lens, pictures, trace
+from picogpt import (
+    Encoder,
+    PicogptError,
+    attention_plot,
+    lens_plot,
+    load,
+    logit_lens,
+    pictures,
+    trace,
+)
 from picogpt.pictures import check_picture, save_picture
 
 TEXT = "the king  $x$\n日本"
@@ -90,8 +99,12 @@ def test_the_grid_has_no_empty_places_if_it_can(n, grid):
     [
         ({"layer": 2}, "layer: is 2; expected 0 to 1"),
         ({"layer": -1}, "layer: is -1; expected 0 to 1"),
+        ({"layer": 1.0}, "layer: is 1.0; expected 0 to 1"),
+        ({"layer": True}, "layer: is True; expected 0 to 1"),
+        ({"head": True}, "head: is True; expected 0 to 3, all or mean"),
+        ({"head": 1.0}, "head: is 1.0; expected 0 to 3, all or mean"),
         ({"head": 4}, "head: is 4; expected 0 to 3, all or mean"),
-        ({"head": "x"}, "head: is x; expected 0 to 3, all or mean"),
+        ({"head": "x"}, "head: is 'x'; expected 0 to 3, all or mean"),
     ],
 )
 def test_no_such_layer_or_head(model, options, message):
@@ -142,8 +155,42 @@ def test_names_that_are_no_picture(tmp_path):
 
 @pytest.mark.parametrize("draw", [attention_plot, lens_plot])
 def test_without_matplotlib(model, monkeypatch, draw):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for name in ("matplotlib", "matplotlib.figure", "matplotlib.font_manager"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(PicogptError) as error:
         draw("the", *model)
     message = 'matplotlib: is not installed; run "pip install picogpt[plot]"'
     assert str(error.value) == message
+
+
+def test_long_tokens_are_cut_short(model):
+    encoder, params, n_head = model
+    long = Encoder({**encoder.encoder, "-" * 64: 300}, list(encoder._ranks))
+    wide = {**params, "wte": np.concatenate([params["wte"], params["wte"][:1]])}
+    (axes,) = maps(attention_plot([300, 5], long, wide, n_head, head=0))
+    assert names(axes.get_xticklabels())[0] == "-" * 10 + "…"
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_old_one(model, tmp_path, monkeypatch):
+    path = tmp_path / "pictures" / "x.png"
+    path.parent.mkdir()
+    path.write_bytes(b"old")
+    figure = lens_plot("the", *model)
+
+    def fail(self, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pictures.Path, "write_bytes", fail)
+    with pytest.raises(PicogptError) as error:
+        save_picture(figure, path)
+    assert str(error.value) == f"{path}: No space left on device; the picture is not written"
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("draw", [attention_plot, lens_plot])
+def test_damaged_weights_are_not_drawn(model, draw):
+    encoder, params, n_head = model
+    damaged = {**params, "wpe": np.full_like(params["wpe"], np.nan)}
+    with pytest.raises(PicogptError, match="nan or infinite; the weights are damaged"):
+        draw("the", encoder, damaged, n_head)

@@ -150,6 +150,11 @@ def test_a_stride_out_of_range(params, stride):
     assert str(error.value) == f"stride: is {stride!r}; expected 1 to 31"
 
 
+def test_a_stride_may_be_numpys(params):
+    found = token_logprobs([1, 2, 3], params, 4, stride=np.int64(3))
+    assert np.allclose(found[1:], token_logprobs([1, 2, 3], params, 4, stride=3)[1:])
+
+
 @pytest.mark.parametrize("ids", [[1, 300], [-1, 2], np.array([1, 300]), np.array([-1, 3])])
 def test_ids_out_of_range(params, ids):
     with pytest.raises(PicogptError, match=r"^ids\[[01]\]: is (300|-1); expected 0 to 299$"):
@@ -277,6 +282,45 @@ def test_the_last_word_of_a_long_text_sees_what_fits(model):
     assert len(ids) == 32
     assert ids[-n:].tolist() == encoder.encode(" king")
     assert set(ids[:-n]) == {encoder.encoder["x"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("one two", " two"),
+        ("one\ntwo\n", "\ntwo"),
+        ("one\ttwo \n", "\ttwo"),
+        ("one  two", " two"),
+        ("one\u00a0two", "\u00a0two"),
+        ("a, b c\nd e-f.", " e-f."),
+        ("two", "two"),
+    ],
+)
+def test_a_last_word_is_what_follows_the_last_white_space(model, text, word):
+    encoder, _, params = model
+    ((found, ids, _),) = score_texts([text], encoder, params, 4, only_last_word=True)
+    target = encoder.encode(word)
+    assert found.n_tokens == len(target)
+    assert found.n_words == 1
+    assert found.n_bytes == len(word.encode())
+    context = encoder.encode(text.rstrip().removesuffix(word))
+    assert ids.tolist() == [encoder.end_of_text, *context, *target][-32:]
+
+
+def test_a_last_word_longer_than_the_window(model):
+    encoder, _, params = model
+    with pytest.raises(PicogptError) as error:
+        list(score_texts(["a " + "x" * 40], encoder, params, 4, only_last_word=True, names=["f:1"]))
+    word = repr(" " + "x" * 40)[:40]
+    assert str(error.value) == f"f:1: last word {word}: is 41 tokens; expected 1 to 31"
+
+
+def test_halves_of_characters_count_as_what_is_encoded(model):
+    encoder, _, params = model
+    whole = score("a😀b", encoder, params, 4)
+    assert score("a\ud83d\ude00b", encoder, params, 4) == whole
+    assert whole.n_bytes == 6
+    assert score("a\ud800b", encoder, params, 4) == score("a\ufffdb", encoder, params, 4)
 
 
 @pytest.mark.parametrize("text", ["", "   \n"])

@@ -164,3 +164,21 @@ def test_the_lens_uses_a_head_of_its_own(model_folder, expected):
     params = load(model_folder("untied")).params
     best, _ = logit_lens(expected["ids"], params, 4)
     assert (best[-1] == expected["logits/untied"].argmax(-1)).all()
+
+
+@pytest.mark.parametrize("function", [trace, logit_lens])
+@pytest.mark.parametrize("n_head", [0, 3, -4])
+def test_heads_that_do_not_divide(params, function, n_head):
+    with pytest.raises(PicogptError, match=r"^n_head: is "):
+        function([1], params, n_head)
+
+
+def test_the_lens_of_damaged_weights(params):
+    damaged = {**params, "wpe": np.full_like(params["wpe"], np.nan)}
+    with pytest.raises(PicogptError, match="nan or infinite; the weights are damaged"):
+        logit_lens([1], damaged, 4)
+
+
+def test_no_head_of_its_own_is_none(params):
+    found, _ = logit_lens([1, 2], {**params, "lm_head": None}, 4)
+    assert (found == logit_lens([1, 2], params, 4)[0]).all()
