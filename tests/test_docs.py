@@ -45,7 +45,7 @@ def test_the_options_are_those_of_help():
 def test_python_examples_run(capsys, tmp_path, monkeypatch):
     names = {}
     examples = [text for language, text in BLOCKS if language == "python"]
-    assert len(examples) == 7
+    assert len(examples) == 8
     monkeypatch.chdir(tmp_path)
     for text in examples:
         exec(text, names)
