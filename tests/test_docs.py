@@ -49,7 +49,7 @@ def test_python_examples_run(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for text in examples:
         exec(text, names)
-    assert names["logits"].shape == (1, 4096)
+    assert names["logits"].shape == (4, 4096)
     assert len(capsys.readouterr().out.splitlines()) >= 3
     assert names["weights"].shape == (8, 4, 4)
     assert not np.array_equal(names["changed"], names["logits"])
