@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from picogpt import generate, generate_batch, gpt2, loader, new_cache
+from picogpt import generate, generate_batch, gpt2, load, loader, new_cache
 
 HPARAMS = {"n_vocab": 50257, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12}
 PROMPT = [464, 2068, 7586, 21831, 18045, 625, 262, 16931, 3290, 13]
@@ -50,8 +50,33 @@ class Picogpt:
         self.params = loader._parameter_tree(hparams, lambda name, _: tensors[name])
         self.n_head = hparams["n_head"]
 
-    def decode(self, n):
-        assert len(generate(PROMPT, self.params, self.n_head, n)) == n
+    def decode(self, n, params=None, **options):
+        assert len(generate(PROMPT, params or self.params, self.n_head, n, **options)) == n
+
+    def looping(self):
+        """The same weights, damped until greedy text is a loop of tokens that are far the best."""
+        blocks, damping = self.params["blocks"], 1.0
+        while damping > 1e-6:
+            damped = [
+                {
+                    name: part
+                    | (
+                        {"c_proj": {k: damping * x for k, x in part["c_proj"].items()}}
+                        if "c_proj" in part
+                        else {}
+                    )
+                    for name, part in block.items()
+                }
+                for block in blocks
+            ]
+            params = {**self.params, "wpe": damping * self.params["wpe"], "blocks": damped}
+            new = generate(PROMPT, params, self.n_head, 40)
+            logits = gpt2(PROMPT + new, **params, n_head=self.n_head)[len(PROMPT) :]
+            second, best = np.sort(logits, -1)[:, -2:].T
+            if len(set(new)) <= 4 and (best - second).min() > 1e-3:
+                return params
+            damping /= 4
+        raise RuntimeError("no damping makes a loop")
 
     def decode_batch(self, n, n_rows):
         rows = generate_batch([PROMPT] * n_rows, self.params, self.n_head, n)
@@ -170,9 +195,9 @@ class CTranslate2:
         self.generator.generate_batch([tokens], max_length=1, include_prompt_in_result=False)
 
 
-def timed(function, *args):
+def timed(function, *args, **options):
     start = time.perf_counter()
-    function(*args)
+    function(*args, **options)
     return time.perf_counter() - start
 
 
@@ -267,6 +292,8 @@ def main():
             except ImportError as error:
                 print(f"left out: {engine.name} ({error})", file=sys.stderr)
         own = engines[0]
+        loop, tales = own.looping(), load("tales")
+        tale = tales.encoder.encode("Once upon a time")
         long_prompt = np.random.default_rng(1).integers(hparams["n_vocab"], size=1024).tolist()
         for i in range(-1, args.rounds):  # the first turn warms up
             for engine in engines:
@@ -285,6 +312,13 @@ def main():
                 early, late = own.step_at([10, 1000])
                 note("one token at position 10", "picogpt", early)
                 note("one token at position 1,000", "picogpt", late)
+                for lookahead in (0, 31):
+                    who = f"lookahead={lookahead}"
+                    for what, params in (("no loop", own.params), ("a loop", loop)):
+                        seconds = timed(own.decode, 200, params, lookahead=lookahead)
+                        note(f"200 tokens, {what}", who, seconds)
+                    seconds = timed(generate, tale, tales.params, 8, 200, lookahead=lookahead)
+                    note("200 tokens of tales", who, seconds)
         del engines, own
         try:
             write_checkpoint(folder, hparams, tensors)
@@ -303,6 +337,7 @@ def main():
     print(f"{'what':34} {'who':24} {'median s':>9} {'least':>8} {'most':>8} {'tok/s':>8}")
     tokens = {"decode, 40 tokens": 40, "decode, 200 tokens": 200}
     tokens |= {"decode, 40 tokens, batch of 16": 640, "prompt of 1,024 tokens": 1024}
+    tokens |= {f"200 tokens{what}": 200 for what in (", no loop", ", a loop", " of tales")}
     for what, by in rows.items():
         for who, seconds in by.items():
             median = statistics.median(seconds)

@@ -107,7 +107,7 @@ def is_compiled(x: Any) -> bool:
 def compiled(function: Callable[..., Any], x: Any) -> Callable[..., Any]:
     """Returns the function as it is best run on arrays such as x.
 
-    Its argument `n_head` is a constant, `cache` is used up.
+    Its arguments `n_head` and `last` are constants, `cache` is used up.
     """
     return _jit(function) if is_compiled(x) else function
 
@@ -115,7 +115,9 @@ def compiled(function: Callable[..., Any], x: Any) -> Callable[..., Any]:
 @functools.cache
 def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
     jax = sys.modules["jax"]
-    made: Callable[..., Any] = jax.jit(function, static_argnames="n_head", donate_argnames="cache")
+    made: Callable[..., Any] = jax.jit(
+        function, static_argnames=("n_head", "last"), donate_argnames="cache"
+    )
     return made
 
 

@@ -22,7 +22,7 @@ from .backend import BACKENDS, to_backend
 from .download import FILES, OFFICIAL, fetch, is_complete
 from .encoder import Encoder
 from .errors import PicogptError, decode, one_line, parse_json, read_text
-from .generation import next_tokens, stream_batch
+from .generation import Step, next_tokens, stream_batch
 from .loader import BUNDLED, Model, default_model, find_model, load, load_encoder, measure, verify
 from .pictures import attention_plot, check_picture, lens_plot, save_picture
 from .scoring import Score, Scored, score_texts
@@ -124,6 +124,7 @@ def _number(kind: type, low: float, high: float, expected: str) -> Callable[[str
     return convert
 
 
+AUTO_LOOKAHEAD = 31  # tokens; how many of them are guessed is decided by how it goes
 WHOLE = _number(int, 0, math.inf, "a whole number, 0 or more")
 
 
@@ -229,6 +230,12 @@ def _generate_parser() -> argparse.ArgumentParser:
         help="beyond the model's window, go on with its newer half in view (default: error)",
     )
 
+    parser.add_argument(
+        "--lookahead",
+        type=_lookahead,
+        metavar="N",
+        help="without sampling, guess up to N tokens at once by what came before (default: auto)",
+    )
     add = _sampling_group(
         parser,
         "Unless one of these is set, but for the penalty, the likeliest token is taken each time.",
@@ -334,6 +341,10 @@ def _score_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _lookahead(argument: str) -> int | None:
+    return None if argument == "auto" else int(WHOLE(argument))
+
+
 def _head(argument: str) -> int | str:
     return argument if argument in ("all", "mean") else int(WHOLE(argument))
 
@@ -387,7 +398,10 @@ def _generate(args: argparse.Namespace) -> None:
     end = [] if encoder.end_of_text is None else [encoder.end_of_text]
     samples = args.n_samples > 1  # several texts are of use only if they differ
     done: set[int] = set()
-    steps: Iterable[tuple[int, int]] = stream_batch(
+    is_sampled = args.top_k or args.top_p < 1 or args.seed is not None or args.temperature
+    can_look_ahead = not samples and (args.temperature == 0 or not is_sampled)
+    lookahead = AUTO_LOOKAHEAD if args.lookahead is None and can_look_ahead else args.lookahead
+    steps: Iterable[Step] = stream_batch(
         [ids or end] * args.n_samples,
         params,
         hparams["n_head"],
@@ -399,6 +413,7 @@ def _generate(args: argparse.Namespace) -> None:
         seed=args.seed,
         stop_ids=[] if args.no_stop else end,
         overflow=args.overflow,
+        lookahead=lookahead or 0,
         done=done,
     )
     if sys.stderr.isatty() and (samples or not sys.stdout.isatty()):
@@ -410,7 +425,7 @@ def _generate(args: argparse.Namespace) -> None:
     try:
         if args.echo and not samples:
             print(args.text, end="", flush=True)
-        for row, token in steps:
+        for row, token, _ in steps:
             piece = texts[row].add(encoder.decode_bytes([token]))
             if texts[row].is_complete:
                 done.add(row)

@@ -76,7 +76,7 @@ def test_forty_tokens_by_default(capsys):
 def test_text_is_streamed_in_whole_characters(folder, monkeypatch):
     """Each token is written and flushed as it comes, except bytes that end inside a character."""
     ids = [*Encoder.from_folder(folder).encode("a日b"), 123, 127]  # and two bytes of no character
-    monkeypatch.setattr(cli, "stream_batch", lambda *args, **_: ((0, token) for token in ids))
+    monkeypatch.setattr(cli, "stream_batch", lambda *args, **_: ((0, token, None) for token in ids))
     written = []
 
     class Watched(io.StringIO):
@@ -218,7 +218,7 @@ def test_other_exceptions_keep_their_traceback(monkeypatch):
 def test_an_interrupt_keeps_the_text_and_exits_with_130(folder, capsys, monkeypatch):
 
     def interrupted(*args, **options):
-        yield 0, 64
+        yield 0, 64, None
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "stream_batch", interrupted)
@@ -247,7 +247,7 @@ def test_a_full_disk_is_one_line(folder):
 )
 def test_a_console_that_is_not_utf8_shows_what_it_can(folder, monkeypatch, encoding, shown):
     ids = Encoder.from_folder(folder).encode("é日")
-    monkeypatch.setattr(cli, "stream_batch", lambda *args, **_: ((0, token) for token in ids))
+    monkeypatch.setattr(cli, "stream_batch", lambda *args, **_: ((0, token, None) for token in ids))
     console = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", console)
     assert main(["x", "--model", str(folder)]) == 0
@@ -341,7 +341,7 @@ def says(monkeypatch, *rows):
             for row, text in enumerate(rows):
                 if i < len(text) and row not in done:
                     taken.append(text[i])
-                    yield row, text[i]
+                    yield row, text[i], None
 
     taken = []
     monkeypatch.setattr(cli, "stream_batch", steps)
@@ -429,7 +429,7 @@ def test_a_sample_that_meets_a_stop_text_ends(capsys, monkeypatch):
 
 def test_an_interrupt_keeps_all_samples(capsys, monkeypatch):
     def steps(*args, **options):
-        yield from [(0, "a"), (1, "b"), (0, b"\xe6\x97")]
+        yield from [(0, "a", None), (1, "b", None), (0, b"\xe6\x97", None)]
         raise KeyboardInterrupt
 
     says(monkeypatch, "", "")

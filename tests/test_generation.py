@@ -170,7 +170,7 @@ def test_all_rows_may_end(params, expected):
 
 def test_the_caller_may_end_a_row(params):
     prompts, done, new = prompts_of([3, 9]), set(), [[], []]
-    for row, token in stream_batch(prompts, params, 4, 9, done=done):
+    for row, token, _ in stream_batch(prompts, params, 4, 9, done=done):
         new[row].append(token)
         if len(new[1]) == 2:
             done.add(1)

@@ -12,7 +12,7 @@ import pytest
 import picogpt
 
 LAYERS = ["errors", "backend", "model", "encoder", "checkpoint", "download", "loader"]
-LAYERS += ["generation", "scoring", "tracing", "pictures", "cli"]
+LAYERS += ["lookahead", "generation", "scoring", "tracing", "pictures", "cli"]
 
 
 def loaded_by(statement):
