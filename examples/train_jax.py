@@ -66,6 +66,10 @@ def main():
     parser.add_argument("--minutes", type=float, default=5, help="of training (default: 5)")
     parser.add_argument("--smoke", action="store_true", help="three steps, to see that it works")
     args = parser.parse_args()
+    if not args.text.is_file():
+        parser.error(f"{args.text}: no such file")
+    if args.output.exists():
+        parser.error(f"{args.output}: is there already; choose a new folder")
     n_head, n_ctx = HPARAMS["n_head"], HPARAMS["n_ctx"]
     encoder = load("tales").encoder
     hparams = {"n_vocab": encoder.n_vocab, **HPARAMS}
@@ -90,7 +94,7 @@ def main():
 
     losses, before = [], loss_of(held_out)
     seconds, start = 60 * args.minutes, time.monotonic()
-    with tqdm(total=round(seconds), unit="s", bar_format="{l_bar}{bar}| {postfix}") as bar:
+    with tqdm(total=round(seconds), unit="s", bar_format="{l_bar}{bar}|{postfix}") as bar:
         try:
             while (done := time.monotonic() - start) < seconds and not (
                 args.smoke and len(losses) == 3
@@ -102,7 +106,7 @@ def main():
                 params, state, loss = step(params, state, rows)
                 losses.append(float(loss))
                 bar.n = round(done)
-                bar.set_postfix(step=len(losses), loss=f"{np.mean(losses[-50:]):.3f}")
+                bar.set_postfix_str(f"step {len(losses)}, loss {np.mean(losses[-50:]):.3f}")
         except KeyboardInterrupt:
             pass
     after = loss_of(held_out)

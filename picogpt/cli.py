@@ -84,8 +84,10 @@ examples:
 """
 SCORE_HELP = """\
 FILE is UTF-8 text, - is stdin. A file that ends in .jsonl holds JSON objects, one on a line, whose
-"text" is scored each by itself. Texts longer than the model's window are read in windows that
-overlap; each token is scored once, in the first window that holds it.
+"text" is scored each by itself. `nats` is the negative log-likelihood of all tokens, `ppl` the
+perplexity: its exponential, per token, per word (between white space) and per byte. Texts longer
+than the model's window are read in windows that overlap; each token is scored once, in the first
+window that holds it.
 
 With --last-word, as in LAMBADA: a text counts as right only if all tokens of its last word, with
 the blank before it, are the likeliest ones.
@@ -134,7 +136,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "generate"
     make_parser, run = VERBS[verb]
     parser = make_parser()
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        words = " ".join(map(one_line, unknown))
+        parser.error(f"unrecognized arguments: {words}; quote a text; a command comes first")
     if sys.stderr is None:  # closed: what is for it is lost, but must not go to stdout
         sys.stderr = io.StringIO()
     text = getattr(args, "text", "")  # not every command takes one
@@ -319,6 +324,7 @@ def _lens_parser() -> argparse.ArgumentParser:
 def _attention_parser() -> argparse.ArgumentParser:
     description = "Draw where each token of a text looks."
     parser = _text_parser("attention", "TEXT", description, ATTENTION_HELP)
+    parser.usage = "picogpt attention [TEXT] -o FILE [options]"
     add = parser.add_argument
     add("-o", "--output", required=True, metavar="FILE", help="a .png, .svg or .pdf")
     add("--layer", type=WHOLE, metavar="N", help="from 0 (default: the last)")
@@ -334,7 +340,12 @@ def _score_parser() -> argparse.ArgumentParser:
     add("files", nargs="+", metavar="FILE", help="UTF-8 text, or .jsonl; - for stdin")
     add("--stride", type=WHOLE, metavar="N", help="tokens between windows (default: half of one)")
     add("--no-start", action="store_true", help="put no end-of-text token in front")
-    add("--per-token", action="store_true", help="show each token, by how much it surprises")
+    add(
+        "--per-token",
+        action="store_true",
+        help="print each token with its log-probability in nats; on a terminal, the text, coloured "
+        "by surprise",
+    )
     add("--last-word", action="store_true", help="tell how often the last word is foreseen")
     add("--json", action="store_true", help="print one JSON object")
     _add_backend(parser)
@@ -346,7 +357,9 @@ def _lookahead(argument: str) -> int | None:
 
 
 def _head(argument: str) -> int | str:
-    return argument if argument in ("all", "mean") else int(WHOLE(argument))
+    if argument not in ("all", "mean") and not argument.isdecimal():
+        raise argparse.ArgumentTypeError(f"{argument!r} is not a whole number, mean or all")
+    return int(argument) if argument.isdecimal() else argument
 
 
 def _models_parser() -> argparse.ArgumentParser:
@@ -605,7 +618,7 @@ def _score(args: argparse.Namespace) -> None:
         print(f"last words foreseen: {share}; the figures are of the last words")
 
 
-SCORE_COLUMNS = ("tokens", "nats", "per token", "per word", "per byte", "bits/byte")
+SCORE_COLUMNS = ("tokens", "nats", "ppl/token", "ppl/word", "ppl/byte", "bits/byte")
 
 
 def _cells(score: Score) -> list[str]:
@@ -651,6 +664,7 @@ def _token_list(encoder: Encoder, ids: Iterable[int], scored: Scored) -> list[di
 def _show_tokens(encoder: Encoder, ids: Iterable[int], scored: Scored) -> None:
     """Prints a text coloured by surprise, or where there are no colours, a line for each token."""
     if not _in_color():
+        print("   logprob      id  token")
         for token, logprob in zip(ids, scored.logprobs, strict=True):
             print(f"{logprob:10.4f}  {token:6}  {_quoted(encoder.token_bytes(token))}")
         return
@@ -702,7 +716,8 @@ def _read_texts(file: str) -> tuple[list[str], list[str]]:
             names.append(f"{file}:{i}")
             value = parse_json(line, names[-1]).get("text")
             if not isinstance(value, str):
-                raise PicogptError(f'{names[-1]}: "text" is {value!r:.40}; expected a string')
+                found = 'has no "text"' if value is None else f'"text" is {value!r:.40}'
+                raise PicogptError(f"{names[-1]}: {found}; expected a string")
             texts.append(value)
     if not texts:
         raise PicogptError(f"{file}: is empty; expected a JSON object on each line")
@@ -741,7 +756,8 @@ def _verify(args: argparse.Namespace) -> None:
     model, warned = args.model, warnings.catch_warnings()
     folder = find_model(model, args.weights_dir, fetch=False)
     if model in OFFICIAL and not is_complete(folder):
-        raise PicogptError(f'{model}: is not whole in {folder}; run "picogpt download {model}"')
+        state = "is not whole in" if folder.exists() else "is not here; it would be in"
+        raise PicogptError(f'{model}: {state} {folder}; run "picogpt download {model}"')
     with warned:
         warnings.filterwarnings("error", message="checksums not checked")
         try:

@@ -11,6 +11,7 @@ import codecs
 import heapq
 import json
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, pairwise
 from pathlib import Path
@@ -134,6 +135,11 @@ class Encoder:
         if len(self._ranks) < len(merges):
             raise PicogptError("a merge comes twice; expected each once")
         self._check()
+        # Special tokens by their text: those that no merge makes. The longest comes first.
+        loose = [self.encoder[token] for token in self._loose if len(token) > 1]
+        self._special_ids = {self.decode([token]): token for token in loose}
+        longest_first = sorted(self._special_ids, key=len, reverse=True)
+        self._special = f"({'|'.join(map(re.escape, longest_first))})" if loose else ""
         self._pieces = regex.compile(PIECES).findall
         self._cut = regex.compile(CUT).search
         self._ids = _Ids(self._join)
@@ -247,7 +253,8 @@ class Encoder:
 
         Args:
             text: any string; the halves of surrogate pairs are joined, lone ones become U+FFFD.
-            allow_special: read `<|endoftext|>` as the special token, not as ordinary text.
+            allow_special: read `<|endoftext|>`, and tokens that were added later, as the special
+                tokens, not as ordinary text.
 
         >>> encoder = Encoder.gpt2()
         >>> encoder.encode("a<|endoftext|>b", allow_special=True)
@@ -255,10 +262,11 @@ class Encoder:
         """
         text = with_whole_characters(text)
         ids: list[int] = []
-        special = allow_special and self.end_of_text is not None
-        for i, section in enumerate(text.split(END_OF_TEXT) if special else [text]):
-            if i:
-                ids.append(self.encoder[END_OF_TEXT])
+        split = re.split(self._special, text) if allow_special and self._special else [text]
+        for i, section in enumerate(split):
+            if i % 2:
+                ids.append(self._special_ids[section])
+                continue
             for part in self._parts(section):
                 ids += chain.from_iterable(map(self._ids.__getitem__, self._pieces(part)))
         return ids

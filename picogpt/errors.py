@@ -60,10 +60,10 @@ def read_text(path: Path) -> str:
     """
     data = path.read_bytes()
     refuse_pointer(path, data)
-    return decode(data, str(path))
+    return decode(data, str(path), "; fetch it again")
 
 
-def decode(data: bytes, where: str) -> str:
+def decode(data: bytes, where: str, advice: str = "") -> str:
     """Decodes UTF-8, with or without its mark.
 
     Raises:
@@ -73,7 +73,7 @@ def decode(data: bytes, where: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         found = f"byte {error.start} is {data[error.start]:#04x}"
-        raise PicogptError(f"{where}: {found}; expected UTF-8 text; fetch it again") from None
+        raise PicogptError(f"{where}: {found}; expected UTF-8 text{advice}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

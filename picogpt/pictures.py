@@ -122,12 +122,13 @@ def lens_plot(
         for row in range(n_layer + 1):
             layer = n_layer - row
             for column, label in enumerate(_labels(encoder, best[layer, part])):
-                color = "white" if likely[layer, start + column] > 0.6 else "black"
+                color = "white" if likely[layer, start + column] > 0.5 else "black"
                 style = {"color": color, "fontsize": FONT, "ha": "center", "va": "center"}
                 axes.text(column, row, _short(label), **style, parse_math=False)
         shown = [_short(label) for label in labels[part]]
         axes.set_xticks(range(len(shown)), shown, fontsize=FONT, parse_math=False)
         axes.set_xlim(-0.5, n_columns - 0.5)
+        axes.set_frame_on(len(shown) == n_columns)
         names = [*(f"layer {i}" for i in reversed(range(n_layer))), "embedding"]
         axes.set_yticks(range(n_layer + 1), names, fontsize=FONT)
         axes.tick_params(length=2, pad=2)

@@ -130,6 +130,10 @@ def score(
         encoder, params, n_head, stride: as for `token_logprobs`.
         start_token: put the end of text in front, so that the first token is scored too.
 
+    Returns:
+        A named tuple of n_tokens, nll (nats) and others, with perplexity, word_perplexity,
+        byte_perplexity and bits_per_byte.
+
     Raises:
         PicogptError: there is no token to score, or the stride is out of range.
 
@@ -314,7 +318,7 @@ def lm_loss(params: dict[str, Any], ids: Any, n_head: int) -> Any:
     Args:
         params: a parameter tree, of any library; gradients by it are taken in the usual ways.
         ids: [n_seq] or [batch, n_seq], at most n_ctx + 1 in a row; the first is not predicted.
-        n_head: number of attention heads, `hparams["n_head"]`.
+        n_head: number of attention heads, `hparams["n_head"]`; a constant for compilers.
 
     Returns:
         A scalar of the library and type of params.

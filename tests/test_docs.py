@@ -52,7 +52,7 @@ def test_python_examples_run(capsys, tmp_path, monkeypatch):
     assert names["logits"].shape == (4, 4096)
     assert len(capsys.readouterr().out.splitlines()) >= 3
     assert names["weights"].shape == (8, 4, 4)
-    assert not np.array_equal(names["changed"], names["logits"])
+    assert not np.array_equal(names["silenced"], names["logits"])
 
 
 def test_ci_runs_the_readmes_test_command():

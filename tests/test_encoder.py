@@ -450,6 +450,18 @@ def test_added_tokens_are_read_as_text(vocabulary):
     assert encoder.decode([300, 301, 302]) == "[a b]日the"
 
 
+def test_added_tokens_are_special_on_request(vocabulary):
+    encoder = Encoder.from_folder(vocabulary(added={"[PAD]": 300, "[PAD]s": 301, "日 ": 302}))
+    end = encoder.end_of_text
+    text = "a[PAD]b[PAD]s<|endoftext|>日 日"
+    assert encoder.encode(text, allow_special=True) == [
+        *encoder.encode("a"), 300, *encoder.encode("b"), 301, end, 302, *encoder.encode("日")
+    ]  # fmt: skip
+    assert encoder.decode(encoder.encode(text, allow_special=True)) == text
+    assert encoder.decode(encoder.encode(text)) == text
+    assert not {300, 301, 302, end} & set(encoder.encode(text))
+
+
 def test_an_added_token_of_two_ids(vocabulary):
     folder = vocabulary(added={" t": 300})
     with pytest.raises(PicogptError) as error:
