@@ -681,6 +681,16 @@ def test_layers_that_do_not_fit_the_terminal_come_below(folder, capsys, monkeypa
     )
 
 
+def test_words_that_are_not_understood(capsys):
+    for arguments in (["Once", "upon"], ["--model", "tales", "next", "Once"], ["a", "--ntokens"]):
+        with pytest.raises(SystemExit) as error:
+            main(arguments)
+        assert error.value.code == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith("picogpt: error: unrecognized arguments: ")
+        assert said.endswith("; quote a text; a command comes first")
+
+
 def test_pictures_are_written(folder, tmp_path, capsys):
     for verb in ("attention", "lens"):
         path = tmp_path / f"{verb}.svg"
@@ -704,7 +714,7 @@ def test_pictures_are_written(folder, tmp_path, capsys):
     assert not (tmp_path / "x.png").exists()
     with pytest.raises(SystemExit):
         main([*run, "x.png", "--head", "most"])
-    assert "'most' is not a whole number, 0 or more" in capsys.readouterr().err
+    assert "'most' is not a whole number, mean or all" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -725,9 +735,8 @@ def test_score_has_a_line_a_file_and_the_total(folder, files, capsys):
     scores = [score(text, encoder, params, 4) for text in texts]
     scores.append(scores[0] + scores[1] + scores[2] + scores[3])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == (
-        ["file", "tokens", "nats", "per", "token", "per", "word", "per", "byte", "bits/byte"]
-    )
+    columns = ["tokens", "nats", "ppl/token", "ppl/word", "ppl/byte", "bits/byte"]
+    assert lines[0].split() == ["file", *columns]
     for line, name, found in zip(lines[1:-1], names, scores, strict=True):
         perplexities = (found.perplexity, found.word_perplexity, found.byte_perplexity)
         figures = [f"{x:.5g}" for x in (*perplexities, found.bits_per_byte)]
@@ -777,6 +786,7 @@ def test_tokens_are_shown_with_what_the_model_gives_them(folder, files, capsys, 
     ids = [encoder.end_of_text, *encoder.encode("the king\r\n")]
     logprobs = token_logprobs(ids, params, 4)
     lines = capsys.readouterr().out.splitlines()
+    assert lines.pop(0) == "   logprob      id  token"
     for line, token, logprob in zip(lines, ids, logprobs, strict=False):
         piece = cli._quoted(encoder.token_bytes(token))
         assert line == f"{logprob:10.4f}  {token:6}  {piece}"
@@ -807,7 +817,7 @@ def test_score_reads_stdin(folder):
     assert done.returncode == 0
     assert json.loads(done.stdout)["total"]["n_bytes"] == 7
     done = run(*arguments, input=b"a\xff")
-    message = "stdin: byte 1 is 0xff; expected UTF-8 text; fetch it again"
+    message = "stdin: byte 1 is 0xff; expected UTF-8 text"
     assert (done.returncode, done.stderr.decode()) == (1, f"picogpt: error: {message}\n")
 
 
@@ -824,7 +834,7 @@ def test_score_reads_stdin(folder):
         ("x.jsonl", "a", "{0}:1: starts with 'a', is not JSON"),
         ("x.jsonl", "\n", "{0}: is empty; expected a JSON object on each line"),
         ("x.jsonl", '{"text": 1}', '{0}:1: "text" is 1; expected a string'),
-        ("x.jsonl", "{}", '{0}:1: "text" is None; expected a string'),
+        ("x.jsonl", "{}", '{0}:1: has no "text"; expected a string'),
     ],
 )
 def test_files_that_cannot_be_scored(folder, tmp_path, capsys, name, content, message):
@@ -850,7 +860,7 @@ def test_figures_do_not_run_together_and_names_do_not_command_the_terminal(
     assert main(["score", str(path), "--model", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out
-    assert [len(line.split()) for line in out.splitlines()[:2]] == [10, 7]
+    assert [len(line.split()) for line in out.splitlines()[:2]] == [7, 7]
     cli._show_row("n", 1, ["12345678", "12345678901", *["1.2345e+300"] * 4])
     assert len(capsys.readouterr().out.split()) == 7
 
