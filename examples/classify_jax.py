@@ -20,11 +20,11 @@ from tqdm import tqdm
 
 from picogpt import gpt2, load, to_backend
 
-N_SEQ = 48  # tokens of a passage
+N_SEQ = 128  # tokens of a passage
 N_PASSAGES = 100  # of each book; a fifth are for testing
 N_ROWS = 32  # passages in a step
 N_EPOCHS = 5
-RATES = {"nothing else": 1e-2, "the last two blocks": 5e-4, "everything": 5e-4}
+RATES = {"nothing else": 3e-2, "the last two blocks": 3e-4, "everything": 3e-4}
 
 
 def passages(books, encoder, n_passages):
@@ -94,7 +94,7 @@ def main():
     parser.add_argument("--smoke", action="store_true", help="one short round of each")
     args = parser.parse_args()
     encoder, hparams, params = load("tales")
-    n_passages, n_epochs = (45, 1) if args.smoke else (N_PASSAGES, N_EPOCHS)
+    n_passages, n_epochs = (40, 1) if args.smoke else (N_PASSAGES, N_EPOCHS)
     texts = [part for file in args.files for part in file.read_text("utf-8").split("<|endoftext|>")]
     books = [text for text in texts if len(encoder.encode(text)) >= n_passages * N_SEQ]
     books = books[: args.books]

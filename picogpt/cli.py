@@ -14,6 +14,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from .backend import BACKENDS, to_backend
 from .download import FILES, OFFICIAL, fetch, is_complete
 from .encoder import Encoder
 from .errors import PicogptError, decode, one_line, parse_json, read_text
-from .generation import Step, next_tokens, stream_batch
+from .generation import Generated, Step, generate_many, next_tokens, stream_batch
 from .loader import BUNDLED, Model, default_model, find_model, load, load_encoder, measure, verify
 from .pictures import attention_plot, check_picture, lens_plot, save_picture
 from .scoring import Score, Scored, score_texts
@@ -142,9 +143,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {words}; quote a text; a command comes first")
     if sys.stderr is None:  # closed: what is for it is lost, but must not go to stdout
         sys.stderr = io.StringIO()
-    text = getattr(args, "text", "")  # not every command takes one
-    from_stdin = text is None or (text == "-" and "--" not in arguments)
-    from_stdin = from_stdin or "-" in getattr(args, "files", [])
+    text, prompts = getattr(args, "text", ""), getattr(args, "prompts", None)
+    if prompts is not None:
+        if text is not None:
+            parser.error("PROMPT and --prompts: expected one of them")
+        text = args.text = ""
+    is_dash = text == "-" and "--" not in arguments
+    from_stdin = text is None or is_dash or "-" in (prompts, *getattr(args, "files", []))
     if from_stdin and (sys.stdin is None or (text is None and sys.stdin.isatty())):
         parser.print_usage(sys.stderr)
         return 2
@@ -155,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise PicogptError("stdout: is closed; expected a place for the text")
         with warnings.catch_warnings():
             warnings.showwarning = lambda warning, *_: _say(f"warning: {warning}")
-            if from_stdin and hasattr(args, "text"):
+            if text is None or is_dash:
                 args.text = sys.stdin.buffer.read().decode("utf-8", "replace")
             run(args)
         return 0
@@ -254,6 +259,21 @@ def _generate_parser() -> argparse.ArgumentParser:
         metavar="K",
         help="make K texts side by side, sampled (default: 1)",
     )
+
+    add = parser.add_argument_group(
+        "many prompts", "Continue each prompt of a file, several side by side."
+    ).add_argument
+    add("--prompts", metavar="FILE", help="one a line, or .jsonl with a prompt in each; - is stdin")
+    add("-o", "--output", metavar="FILE", help="write a JSON object a line there, not to stdout")
+    add("--resume", action="store_true", help="go on behind what the output file has already")
+    add(
+        "--batch-size",
+        type=_number(int, 1, 1000, "a whole number from 1 to 1000"),
+        default=32,
+        metavar="N",
+        help="prompts side by side (default: 32)",
+    )
+    add("--logprobs", type=WHOLE, metavar="K", help="tell log-probabilities, and the K likeliest")
     _add_backend(parser)
     return parser
 
@@ -406,6 +426,11 @@ def _load(args: argparse.Namespace) -> Model:
 
 
 def _generate(args: argparse.Namespace) -> None:
+    if args.prompts is not None:
+        _generate_many(args)
+        return
+    if args.output or args.resume or args.logprobs is not None:
+        raise PicogptError("--output, --resume and --logprobs go with --prompts only")
     encoder, hparams, params = _load(args)
     ids = encoder.encode(args.text, allow_special=args.allow_special)
     end = [] if encoder.end_of_text is None else [encoder.end_of_text]
@@ -450,6 +475,106 @@ def _generate(args: argparse.Namespace) -> None:
             if samples:
                 print(f"=== sample {i} of {args.n_samples} ===\n{start}", end="")
             print(text.end(), flush=True)
+
+
+def _generate_many(args: argparse.Namespace) -> None:
+    """Continues each prompt of a file; writes a JSON object for each on a line of its own."""
+    names, prompts = _read_prompts(args.prompts)
+    lines = _read_lines(Path(args.output), prompts, args.resume) if args.output else []
+    is_sampled = args.top_k or args.top_p < 1 or args.seed is not None or args.temperature
+    seed = args.seed
+    if seed is None and is_sampled and args.temperature != 0:
+        seed = lines[0]["seed"] if lines else int.from_bytes(os.urandom(4), "big")
+    encoder, hparams, params = _load(args)
+    end = [] if encoder.end_of_text is None else [encoder.end_of_text]
+    first, n_ctx = len(lines), len(params["wpe"])
+    names, prompts = names[first:], prompts[first:]
+    all_ids = [encoder.encode(p, allow_special=args.allow_special) or end for p in prompts]
+    for name, ids in zip(names, all_ids, strict=True):
+        if args.overflow == "error" and len(ids) + args.n_tokens - 1 > n_ctx:
+            found = f"prompt is {len(ids)} tokens and {args.n_tokens} more are asked for"
+            raise PicogptError(f"{name}: {found}; the model's window is {n_ctx}")
+    texts = [_Text(args.stop) for _ in prompts]
+    shown = [""] * len(prompts)
+
+    def ends(place: int, token: int) -> bool:
+        shown[place] += texts[place].add(encoder.decode_bytes([token]))
+        return texts[place].is_complete
+
+    results: Iterable[Generated] = generate_many(
+        all_ids,
+        params,
+        hparams["n_head"],
+        args.n_tokens,
+        batch_size=args.batch_size,
+        first=first,
+        ends=ends,
+        logprobs=args.logprobs,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        repetition_penalty=args.repetition_penalty,
+        seed=seed,
+        stop_ids=[] if args.no_stop else end,
+        overflow=args.overflow,
+    )
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        results = tqdm(results, total=len(prompts), unit=" prompts", leave=False)
+    with Path(args.output).open("ab") if args.output else nullcontext(sys.stdout.buffer) as file:
+        for place, new in enumerate(results):
+            is_short = len(new) < args.n_tokens
+            reason = "stop" if texts[place].is_complete else "end" if is_short else "length"
+            line = {
+                "prompt": prompts[place],
+                "text": shown[place] + texts[place].end(),
+                "tokens": new,
+                "stop_reason": reason,
+                "seed": seed,
+            }
+            if args.logprobs is not None:
+                line["logprobs"] = new.logprobs
+                line["top_logprobs"] = [
+                    [{"id": i, "text": encoder.decode([i]), "logprob": p} for i, p in top]
+                    for top in new.top_logprobs
+                ]
+            file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+
+
+def _read_prompts(file: str) -> tuple[list[str], list[str]]:
+    """The places and texts of prompts: a line each, but blank ones; of .jsonl, its `prompt`."""
+    names, prompts = [], []
+    for i, line in enumerate(_read_input(file).split("\n"), 1):
+        if not line.strip():
+            continue
+        names.append(f"{file}:{i}")
+        prompt: Any = line.removesuffix("\r")
+        if file.lower().endswith(".jsonl"):
+            prompt = parse_json(line, names[-1]).get("prompt")
+            if not isinstance(prompt, str):
+                raise PicogptError(f'{names[-1]}: "prompt" is {prompt!r:.40}; expected a string')
+        prompts.append(prompt)
+    return names, prompts
+
+
+def _read_lines(path: Path, prompts: list[str], resume: bool) -> list[dict[str, Any]]:
+    """What an earlier run wrote for the first prompts. A line that it did not finish is cut off."""
+    if not path.exists():
+        return []
+    if not resume:
+        raise PicogptError(f"{path}: is there already; pass --resume to go on, or another name")
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    rows = decode(whole, str(path)).splitlines()
+    lines = [parse_json(line, f"{path}:{i}") for i, line in enumerate(rows, 1)]
+    for i, line in enumerate(lines):
+        if i >= len(prompts) or line.get("prompt") != prompts[i] or "seed" not in line:
+            raise PicogptError(f"{path}:{i + 1}: is not of these prompts; choose another name")
+    if len(whole) < len(data):
+        os.truncate(path, len(whole))
+    return lines
 
 
 def _tokens(args: argparse.Namespace) -> None:
@@ -702,12 +827,16 @@ def _score_progress(batches: list[Any]) -> Iterable[Any]:
     return tqdm(batches, unit=" windows", leave=False)
 
 
-def _read_texts(file: str) -> tuple[list[str], list[str]]:
-    """The names and contents of the texts in a file: one, or one a line in .jsonl."""
+def _read_input(file: str) -> str:
     try:
-        text = decode(sys.stdin.buffer.read(), "stdin") if file == "-" else read_text(Path(file))
+        return decode(sys.stdin.buffer.read(), "stdin") if file == "-" else read_text(Path(file))
     except OSError as error:
         raise PicogptError(f"{file}: {error.strerror}; expected a text to read") from None
+
+
+def _read_texts(file: str) -> tuple[list[str], list[str]]:
+    """The names and contents of the texts in a file: one, or one a line in .jsonl."""
+    text = _read_input(file)
     if not file.lower().endswith(".jsonl"):
         return [file], [text]
     names, texts = [], []

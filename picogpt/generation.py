@@ -5,7 +5,7 @@ owns the cache, so each step computes nothing but the new tokens.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -29,6 +29,32 @@ class Step(NamedTuple):
     logits: np.ndarray  # [n_vocab], as the model gave them, before all options
 
 
+class Generated(list[int]):
+    """New ids; with log-probabilities, if they are asked for.
+
+    Attributes:
+        logprobs: of each id, in nats, as the model gives it, before temperature and other options.
+        top_logprobs: at each id's place, the likeliest ids and theirs, the likeliest first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logprobs: list[float] = []
+        self.top_logprobs: list[list[tuple[int, float]]] = []
+
+    def add(self, step: Step, n_top: int | None) -> None:
+        """Appends a new id, with its log-probability and those of the n_top likeliest, or none."""
+        self.append(step.token)
+        if n_top is None:
+            return
+        logits = step.logits.astype(np.float64)
+        logprobs = logits - logits.max()
+        logprobs -= np.log(np.exp(logprobs).sum())
+        best = np.argsort(-logprobs, kind="stable")[:n_top]
+        self.logprobs.append(float(logprobs[step.token]))
+        self.top_logprobs.append([(int(token), float(logprobs[token])) for token in best])
+
+
 def generate(
     inputs: Iterable[int],
     params: dict[str, Any],
@@ -43,7 +69,8 @@ def generate(
     stop_ids: Iterable[int] = (),
     overflow: str = "error",
     lookahead: int = 0,
-) -> list[int]:
+    logprobs: int | None = None,
+) -> Generated:
     """Returns new ids, each picked from the logits that the model gives for all ids before it.
 
     Args:
@@ -67,6 +94,8 @@ def generate(
             proves worth it, and check them in one pass. Greedy only, one prompt only. The ids are
             the same, unless the two best logits are as good as equal; text that repeats itself
             takes less time.
+        logprobs: give the result, a list, two more attributes: `logprobs`, and `top_logprobs` with
+            so many of the likeliest ids at each place; 0 for the chosen ones only.
 
     Raises:
         PicogptError: an argument is out of range, the window is too short, or the logits are not
@@ -78,7 +107,7 @@ def generate(
     >>> encoder.decode(generate(ids, params, hparams["n_head"], 1))
     ' time'
     """
-    options = {
+    options: dict[str, Any] = {
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -87,8 +116,9 @@ def generate(
         "stop_ids": stop_ids,
         "overflow": overflow,
         "lookahead": lookahead,
+        "logprobs": logprobs,
     }
-    return list(stream(inputs, params, n_head, n_tokens_to_generate, **options))
+    return generate_batch([inputs], params, n_head, n_tokens_to_generate, **options)[0]
 
 
 def stream(
@@ -98,7 +128,9 @@ def stream(
     n_tokens_to_generate: int,
     **options: Any,
 ) -> Iterator[int]:
-    """Yields the ids that `generate` returns, each as soon as it is known; same arguments.
+    """Yields the ids that `generate` returns, each as soon as it is known.
+
+    Its arguments are the same, but for logprobs.
 
     Raises:
         PicogptError: as `generate` does; at once, not at the first id, for the arguments.
@@ -112,8 +144,10 @@ def generate_batch(
     params: dict[str, Any],
     n_head: int,
     n_tokens_to_generate: int,
+    *,
+    logprobs: int | None = None,
     **options: Any,
-) -> list[list[int]]:
+) -> list[Generated]:
     """Returns for each prompt the ids that `generate` returns, computed side by side.
 
     Prompts may differ in length. With a seed, row i has its own random numbers, whatever the
@@ -121,16 +155,71 @@ def generate_batch(
 
     Args:
         prompts: a list of ids each.
-        params, n_head, n_tokens_to_generate, options: as for `generate`.
+        params, n_head, n_tokens_to_generate, logprobs, options: as for `generate`.
 
     Raises:
         PicogptError: as `generate` does.
     """
+    n_top = logprobs if logprobs is None else _whole("logprobs", logprobs)
     prompts = list(prompts)
-    rows: list[list[int]] = [[] for _ in prompts]
+    rows = [Generated() for _ in prompts]
     for step in stream_batch(prompts, params, n_head, n_tokens_to_generate, **options):
-        rows[step.row].append(step.token)
+        rows[step.row].add(step, n_top)
     return rows
+
+
+def generate_many(
+    prompts: Sequence[list[int]],
+    params: dict[str, Any],
+    n_head: int,
+    n_tokens_to_generate: int,
+    *,
+    batch_size: int = 32,
+    first: int = 0,
+    ends: Callable[[int, int], bool] = lambda index, token: False,
+    logprobs: int | None = None,
+    **options: Any,
+) -> Iterator[Generated]:
+    """Yields for each of many prompts, in order, the ids that `generate` returns.
+
+    They run in batches of prompts of about the same length, chosen among the next few hundred.
+
+    Args:
+        prompts: a list of ids each.
+        params, n_head, n_tokens_to_generate, logprobs, options: as for `generate`.
+        batch_size: prompts side by side.
+        first: number of the first prompt; with a seed, each number has its own random numbers.
+        ends: given a prompt's place and its new id, whether that is its last.
+
+    Raises:
+        PicogptError: as `generate` does.
+    """
+    span = 8 * batch_size
+    for start in range(0, len(prompts), span):
+        places = range(start, min(start + span, len(prompts)))
+        by_length = sorted(places, key=lambda place: len(prompts[place]))
+        found: dict[int, Generated] = {}
+        following = start
+        for at in range(0, len(by_length), batch_size):
+            batch = by_length[at : at + batch_size]
+            done: set[int] = set()
+            found |= {place: Generated() for place in batch}
+            for step in stream_batch(
+                [prompts[place] for place in batch],
+                params,
+                n_head,
+                n_tokens_to_generate,
+                done=done,
+                numbers=[first + place for place in batch],
+                **options,
+            ):
+                place = batch[step.row]
+                found[place].add(step, logprobs)
+                if ends(place, step.token):
+                    done.add(step.row)
+            while following in found:
+                yield found.pop(following)
+                following += 1
 
 
 def next_tokens(
@@ -203,12 +292,14 @@ def stream_batch(
     n_tokens_to_generate: int,
     *,
     done: set[int] | None = None,
+    numbers: list[int] | None = None,
     **options: Any,
 ) -> Iterator[Step]:
     """Yields a step for each id that `generate_batch` returns, as soon as it is known.
 
     Args:
         done: rows to end. The caller may add one at any time; the loop adds those it ends.
+        numbers: of the rows, for their random numbers; None: 0, 1, 2 and so on.
     """
     n_vocab, n_ctx = len(params["wte"]), len(params["wpe"])
     picking = _Options(**options).checked()
@@ -227,7 +318,9 @@ def stream_batch(
                 f"the model's window of {n_ctx} leaves room for {max(0, n_ctx + 1 - len(ids))}"
             )
     done = set() if done is None else done
-    return _decode(windows, params, n_head, n_tokens, picking, stops, done)
+    numbers = list(range(len(windows))) if numbers is None else numbers
+    rngs = [None if picking.is_greedy() else picking.random_numbers(n) for n in numbers]
+    return _decode(windows, params, n_head, n_tokens, picking, rngs, stops, done)
 
 
 def _decode(
@@ -236,6 +329,7 @@ def _decode(
     n_head: int,
     n_tokens: int,
     options: "_Options",
+    rngs: list["np.random.Generator | None"],
     stops: set[int],
     done: set[int],
 ) -> Iterator[Step]:
@@ -243,7 +337,6 @@ def _decode(
     forward = compiled(_forward, wte)
     rows = list(range(len(windows)))  # those of the batch, ended ones dropped unless that compiles
     seen = [set(ids) for ids in windows]
-    rngs = [None if options.is_greedy() else options.random_numbers(row) for row in rows]
     windows = [_slide(ids, n_ctx) for ids in windows]
     ahead = Lookahead(options.lookahead, windows[0]) if options.lookahead and windows else None
     cache, n_pad = None, np.zeros(len(rows), int)

@@ -896,3 +896,159 @@ def test_progress_of_long_files_is_on_a_terminal_only(folder, files, monkeypatch
     screen.truncate(0)
     assert main(["score", files[0], "--model", str(folder)]) == 0
     assert "windows" not in screen.getvalue()
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    """A file of prompts, and the same as JSON Lines."""
+    texts = ["the king", "a", "and his daughter", "naïve 日"]
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join([*texts[:2], "", *texts[2:]]) + "\r\n", encoding="utf-8", newline="")
+    rows = [json.dumps({"prompt": text, "id": 1}) for text in texts]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    return path, texts
+
+
+def test_a_file_of_prompts(folder, prompts, capsysbinary):
+    path, texts = prompts
+    encoder, _, params = load(folder)
+    outputs = []
+    for file in (path, path.with_suffix(".jsonl")):
+        arguments = ["--prompts", str(file), "--model", str(folder), "--n-tokens", "6"]
+        assert main([*arguments, "--batch-size", "2"]) == 0
+        outputs.append(capsysbinary.readouterr().out)
+    assert outputs[0] == outputs[1]
+    end = encoder.end_of_text
+    for line, text in zip(outputs[0].splitlines(), texts, strict=True):
+        new = generate(encoder.encode(text), params, 4, 6, stop_ids=[end])
+        assert json.loads(line) == {
+            "prompt": text,
+            "text": encoder.decode(new),
+            "tokens": new,
+            "stop_reason": "length",
+            "seed": None,
+        }
+
+
+def test_why_a_text_ended(folder, prompts, capsysbinary, monkeypatch):
+    path, texts = prompts
+    encoder, _, params = model = load(folder)
+    new = [generate(encoder.encode(text), params, 4, 9) for text in texts]
+    arguments = ["--prompts", str(path), "--model", str(folder), "--n-tokens", "9"]
+    stop = encoder.decode(new[1][2:4])
+    assert main([*arguments, "--stop", stop]) == 0
+    line = json.loads(capsysbinary.readouterr().out.splitlines()[1])
+    assert line["stop_reason"] == "stop"
+    assert line["text"] == encoder.decode(new[1]).partition(stop)[0]
+    monkeypatch.setattr(encoder, "end_of_text", new[0][4])
+    monkeypatch.setattr(cli, "load", lambda name, **_: model)
+    assert main(arguments) == 0
+    line = json.loads(capsysbinary.readouterr().out.splitlines()[0])
+    assert line["stop_reason"] == "end"
+    assert line["tokens"] == new[0][: new[0].index(new[0][4])]
+
+
+def test_log_probabilities_of_prompts(folder, prompts, capsysbinary):
+    path, texts = prompts
+    encoder, _, params = load(folder)
+    arguments = ["--prompts", str(path), "--model", str(folder), "--n-tokens", "3", "--logprobs"]
+    assert main([*arguments, "2"]) == 0
+    lines = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
+    new = generate(encoder.encode(texts[0]), params, 4, 3, logprobs=2)
+    assert lines[0]["logprobs"] == pytest.approx(new.logprobs, abs=1e-4)
+    for found, wanted in zip(lines[0]["top_logprobs"], new.top_logprobs, strict=True):
+        for entry, (token, logprob) in zip(found, wanted, strict=True):
+            text = encoder.decode([token])
+            assert entry == {"id": token, "text": text, "logprob": pytest.approx(logprob, abs=1e-4)}
+
+
+@pytest.mark.parametrize("flags", [[], ["--top-k", "5"], ["--seed", "7"]])
+def test_a_run_that_was_killed_goes_on(folder, prompts, tmp_path, capsys, flags):
+    """Behind the last whole line, with the same random numbers."""
+    path, _ = prompts
+    out = tmp_path / "out.jsonl"
+    run = [
+        "--prompts",
+        str(path),
+        "--model",
+        str(folder),
+        "--n-tokens",
+        "6",
+        "-o",
+        str(out),
+        *flags,
+    ]
+    assert main(run) == 0
+    whole = out.read_bytes()
+    assert len(whole.splitlines()) == 4
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == 10]
+    for size in (ends[0], ends[0] + 1, ends[1] - 1, ends[2], len(whole) - 1, len(whole)):
+        out.write_bytes(whole[:size])
+        assert main([*run, "--resume"]) == 0
+        assert out.read_bytes() == whole
+    assert capsys.readouterr() == ("", "")
+    assert main(run) == 1
+    message = "is there already; pass --resume to go on, or another name"
+    assert capsys.readouterr().err == f"picogpt: error: {out}: {message}\n"
+    assert out.read_bytes() == whole
+
+
+def test_a_run_killed_in_earnest_leaves_whole_lines(folder, tmp_path):
+    path, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    path.write_text("the king\n" * 200, encoding="utf-8")
+    arguments = ["--prompts", path, "--model", folder, "--n-tokens", "20", "-o", out]
+    command = [sys.executable, "-m", "picogpt", *map(str, arguments), "--batch-size", "1"]
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    while not out.exists() or out.stat().st_size < 1_000:
+        assert child.poll() is None
+    child.kill()
+    child.wait()
+    n = len(out.read_bytes().splitlines())
+    assert 0 < n < 200
+    done = subprocess.run([*command, "--resume"], stdin=subprocess.DEVNULL, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    lines = [json.loads(line) for line in out.read_bytes().splitlines()]
+    assert len(lines) == 200
+    assert len({line["text"] for line in lines}) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "--logprobs", "1"], "--output, --resume and --logprobs go with --prompts only"),
+        (["a", "-o", "x"], "--output, --resume and --logprobs go with --prompts only"),
+        (["--prompts", "x.txt"], "x.txt: No such file or directory; expected a text to read"),
+    ],
+)
+def test_mistakes_with_files_of_prompts(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main([*arguments, "--model", "tales"]) == 1
+    assert capsys.readouterr().err == f"picogpt: error: {message}\n"
+
+
+def test_prompts_that_do_not_fit(folder, prompts, tmp_path, capsys):
+    path, _ = prompts
+    arguments = ["--model", str(folder), "--n-tokens", "30", "--prompts"]
+    assert main([*arguments, str(path)]) == 1
+    n = len(Encoder.from_folder(folder).encode("the king"))
+    found = f"prompt is {n} tokens and 30 more are asked for; the model's window is 32"
+    assert capsys.readouterr() == ("", f"picogpt: error: {path}:1: {found}\n")
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"prompt": 1}', encoding="utf-8")
+    assert main([*arguments, str(other)]) == 1
+    message = f'{other}:1: "prompt" is 1; expected a string'
+    assert capsys.readouterr().err == f"picogpt: error: {message}\n"
+    out = tmp_path / "out.jsonl"
+    out.write_text('{"prompt": "another", "seed": null}\n', encoding="utf-8")
+    assert main([*arguments, str(path), "-o", str(out), "--resume"]) == 1
+    message = f"{out}:1: is not of these prompts; choose another name"
+    assert capsys.readouterr().err == f"picogpt: error: {message}\n"
+    with pytest.raises(SystemExit):
+        main(["a", "--prompts", str(path)])
+    assert "PROMPT and --prompts: expected one of them" in capsys.readouterr().err
+
+
+def test_prompts_from_stdin(folder):
+    done = run("--prompts", "-", "--model", folder, "--n-tokens", "2", input=b"a\nb\n")
+    assert done.returncode == 0
+    assert [json.loads(line)["prompt"] for line in done.stdout.splitlines()] == ["a", "b"]

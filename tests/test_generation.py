@@ -20,7 +20,7 @@ from picogpt import (
     next_tokens,
     stream,
 )
-from picogpt.generation import stream_batch
+from picogpt.generation import generate_many, stream_batch
 
 
 @pytest.fixture
@@ -485,3 +485,70 @@ def test_next_tokens_of_damaged_weights(params):
         next_tokens([1, 2], damaged, 4)
     with pytest.raises(PicogptError, match=r"^n_head: is 3; expected a divisor of n_embd=16$"):
         next_tokens([1, 2], params, 3)
+
+
+def log_softmax(logits):
+    logits = logits.astype(np.float64)
+    logits = logits - logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 3, "temperature": 2.0, "seed": 1}])
+def test_log_probabilities_are_the_models_own(params, options):
+    """Before temperature and the rest."""
+    ids = [1, 2, 3]
+    new = generate(ids, params, 4, 10, logprobs=4, **options)
+    assert new == generate(ids, params, 4, 10, **options)
+    wanted = log_softmax(gpt2(ids + new, **params, n_head=4)[2:-1])
+    assert np.abs(np.array(new.logprobs) - wanted[range(10), new]).max() < 1e-4
+    for top, row in zip(new.top_logprobs, wanted, strict=True):
+        assert [token for token, _ in top] == np.argsort(-row, kind="stable")[:4].tolist()
+        assert np.abs([p for _, p in top] - np.sort(row)[::-1][:4]).max() < 1e-4
+
+
+def test_log_probabilities_with_lookahead_and_in_batches(params):
+    alone = generate([1, 2, 3], params, 4, 20, logprobs=0)
+    ahead = generate([1, 2, 3], params, 4, 20, logprobs=0, lookahead=31)
+    assert alone == ahead
+    assert alone.logprobs == pytest.approx(ahead.logprobs, abs=1e-4)
+    rows = generate_batch([[1, 2, 3], [4]], params, 4, 20, logprobs=1)
+    assert rows[0].logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+    assert [len(row.top_logprobs) for row in rows] == [20, 20]
+    assert rows[0].top_logprobs[0][0][0] == alone[0]
+    assert generate([1], params, 4, 3).logprobs == []
+    with pytest.raises(PicogptError, match=r"^logprobs: is -1; expected a whole number"):
+        generate([1], params, 4, 3, logprobs=-1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
+@pytest.mark.parametrize("options", [{}, {"top_k": 5, "seed": 3, "stop_ids": [104, 26]}])
+def test_many_prompts_give_what_each_gives(params, batch_size, options):
+    prompts = prompts_of([9, 1, 4, 20, 2, 2, 7, 11])
+    found = list(generate_many(prompts, params, 4, 12, batch_size=batch_size, **options))
+    assert found == generate_batch(prompts, params, 4, 12, **options)
+    behind = generate_many(prompts[3:], params, 4, 12, batch_size=batch_size, first=3, **options)
+    assert list(behind) == found[3:]
+
+
+def test_many_prompts_run_beside_others_of_their_length(params, monkeypatch):
+    batches = []
+    real = generation.stream_batch
+
+    def watched(prompts, *args, **options):
+        batches.append(list(map(len, prompts)))
+        return real(prompts, *args, **options)
+
+    monkeypatch.setattr(generation, "stream_batch", watched)
+    prompts = prompts_of([9, 1, 4, 20, 2, 2, 7, 11] * 3)
+    assert len(list(generate_many(prompts, params, 4, 2, batch_size=2))) == 24
+    assert batches[0] == [1, 1]
+    assert batches[-1] == [11, 20]
+    assert len(batches) == 12
+
+
+def test_many_prompts_come_in_order_as_soon_as_they_can(params):
+    prompts = prompts_of([1, 9, 2, 8])
+    options = {"batch_size": 2, "ends": lambda place, token: place == 2}
+    many = generate_many(prompts, params, 4, 2, **options)
+    assert [len(next(many)) for _ in range(4)] == [2, 2, 1, 2]
+    assert list(generate_many([], params, 4, 2)) == []
