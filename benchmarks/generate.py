@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from picogpt import generate, generate_batch, gpt2, load, loader, new_cache
+from picogpt.generation import generate_many
 
 HPARAMS = {"n_vocab": 50257, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12}
 PROMPT = [464, 2068, 7586, 21831, 18045, 625, 262, 16931, 3290, 13]
@@ -319,7 +320,13 @@ def main():
                         note(f"200 tokens, {what}", who, seconds)
                     seconds = timed(generate, tale, tales.params, 8, 200, lookahead=lookahead)
                     note("200 tokens of tales", who, seconds)
-        del engines, own
+        prompts = np.random.default_rng(2).integers(hparams["n_vocab"], size=(200, 20)).tolist()
+        for _ in range(2):
+            seconds = timed(lambda: list(generate_many(prompts, own.params, own.n_head, 40)))
+            note("200 prompts, 40 tokens each", "side by side", seconds)
+            seconds = timed(lambda: [generate(p, own.params, own.n_head, 40) for p in prompts[:10]])
+            note("200 prompts, 40 tokens each", "one by one (20 x 10)", 20 * seconds)
+        del engines
         try:
             write_checkpoint(folder, hparams, tensors)
         except subprocess.CalledProcessError:
@@ -337,6 +344,7 @@ def main():
     print(f"{'what':34} {'who':24} {'median s':>9} {'least':>8} {'most':>8} {'tok/s':>8}")
     tokens = {"decode, 40 tokens": 40, "decode, 200 tokens": 200}
     tokens |= {"decode, 40 tokens, batch of 16": 640, "prompt of 1,024 tokens": 1024}
+    tokens |= {"200 prompts, 40 tokens each": 8000}
     tokens |= {f"200 tokens{what}": 200 for what in (", no loop", ", a loop", " of tales")}
     for what, by in rows.items():
         for who, seconds in by.items():

@@ -45,12 +45,12 @@ def test_the_options_are_those_of_help():
 def test_python_examples_run(capsys, tmp_path, monkeypatch):
     names = {}
     examples = [text for language, text in BLOCKS if language == "python"]
-    assert len(examples) == 8
+    assert len(examples) == 9
     monkeypatch.chdir(tmp_path)
     for text in examples:
         exec(text, names)
     assert names["logits"].shape == (4, 4096)
-    assert len(capsys.readouterr().out.splitlines()) >= 3
+    assert len(capsys.readouterr().out.splitlines()) >= 4
     assert names["weights"].shape == (8, 4, 4)
     assert not np.array_equal(names["silenced"], names["logits"])
 
