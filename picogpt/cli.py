@@ -220,6 +220,8 @@ def _generate_parser() -> argparse.ArgumentParser:
     parser = _text_parser("", "PROMPT", "Continue a text with GPT-2.", GENERATE_HELP)
     add = parser.add_argument
     add("--echo", action="store_true", help="print the prompt before the text")
+    add("--show-probs", action="store_true", help="print a line for each token: its probability")
+    add("--json", action="store_true", help="the same as JSON, an object a line")
     add("--version", action="version", version=f"picogpt {__version__}")
 
     add = parser.add_argument_group("length").add_argument
@@ -431,6 +433,8 @@ def _generate(args: argparse.Namespace) -> None:
         return
     if args.output or args.resume or args.logprobs is not None:
         raise PicogptError("--output, --resume and --logprobs go with --prompts only")
+    if args.n_samples > 1 and (args.show_probs or args.json):
+        raise PicogptError("--show-probs and --json show one text; leave --n-samples at 1")
     encoder, hparams, params = _load(args)
     ids = encoder.encode(args.text, allow_special=args.allow_special)
     end = [] if encoder.end_of_text is None else [encoder.end_of_text]
@@ -454,6 +458,9 @@ def _generate(args: argparse.Namespace) -> None:
         lookahead=lookahead or 0,
         done=done,
     )
+    if args.show_probs or args.json:
+        _show_steps(args, encoder, steps, done)
+        return
     if sys.stderr.isatty() and (samples or not sys.stdout.isatty()):
         from tqdm import tqdm
 
@@ -475,6 +482,41 @@ def _generate(args: argparse.Namespace) -> None:
             if samples:
                 print(f"=== sample {i} of {args.n_samples} ===\n{start}", end="")
             print(text.end(), flush=True)
+
+
+def _show_steps(
+    args: argparse.Namespace, encoder: Encoder, steps: Iterable[Step], done: set[int]
+) -> None:
+    """Prints each new token with its probability, before all options, and that of the runner-up."""
+    text = _Text(args.stop)
+    for step in steps:
+        new = Generated()
+        new.add(step, 2)
+        top = new.top_logprobs[0]
+        rows = [(step.token, new.logprobs[0]), next((x for x in top if x[0] != step.token), top[0])]
+        chosen, other = (
+            {
+                "id": token,
+                "text": encoder.decode([token]),
+                "probability": math.exp(logprob),
+            }
+            for token, logprob in rows
+        )
+        if args.json:
+            print(json.dumps({**chosen, "runner_up": other}), flush=True)
+        else:
+            pieces = [_quoted(encoder.token_bytes(token)) for token, _ in rows]
+            p, q = (math.exp(logprob) for _, logprob in rows)
+            level = sum(p >= bound for bound in (0.05, 0.2, 0.5, 0.9))
+            on, off = (f"\x1b[{CONFIDENCE[level]}m", "\x1b[0m") if _in_color() else ("", "")
+            print(f"{p:7.1%}  {on}{pieces[0]}{off}  not {pieces[1]} {q:.1%}", flush=True)
+        text.add(encoder.decode_bytes([step.token]))
+        if text.is_complete:
+            done.add(step.row)
+
+
+# From doubtful to sure, in colours that all can tell apart, by brightness too.
+CONFIDENCE = ("97;48;5;160", "30;48;5;215", "30;48;5;223", "30;48;5;195", "30;48;5;153")
 
 
 def _generate_many(args: argparse.Namespace) -> None:

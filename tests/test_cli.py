@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -1052,3 +1053,53 @@ def test_prompts_from_stdin(folder):
     done = run("--prompts", "-", "--model", folder, "--n-tokens", "2", input=b"a\nb\n")
     assert done.returncode == 0
     assert [json.loads(line)["prompt"] for line in done.stdout.splitlines()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--top-k", "4", "--seed", "1"]])
+def test_each_token_with_its_probability_and_the_runner_up(folder, capsys, flags):
+    options = {"top_k": 4, "seed": 1} if flags else {}
+    encoder, _, params = load(folder)
+    ids = encoder.encode("the king")
+    new = generate(ids, params, 4, 6, logprobs=2, **options)
+    arguments = ["the king", "--model", str(folder), "--n-tokens", "6", *flags]
+    assert main([*arguments, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert main([*arguments, "--show-probs"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(shown) == 6
+    for i, (token, logprob) in enumerate(zip(new, new.logprobs, strict=True)):
+        top = new.top_logprobs[i]
+        other, other_logprob = top[1] if top[0][0] == token else top[0]
+        p, q = math.exp(logprob), math.exp(other_logprob)
+        assert lines[i] == {
+            "id": token,
+            "text": encoder.decode([token]),
+            "probability": pytest.approx(p, rel=1e-3),
+            "runner_up": {
+                "id": other,
+                "text": encoder.decode([other]),
+                "probability": pytest.approx(q, rel=1e-3),
+            },
+        }
+        pieces = [cli._quoted(encoder.token_bytes(t)) for t in (token, other)]
+        assert shown[i] == f"{p:7.1%}  {pieces[0]}  not {pieces[1]} {q:.1%}"
+
+
+def test_probabilities_are_coloured_on_a_terminal(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["Once upon a", "--model", "tales", "--n-tokens", "2", "--show-probs"]) == 0
+    first, second = screen.getvalue().splitlines()
+    assert first.startswith("  97.0%  \x1b[30;48;5;153m' time'\x1b[0m  not ")
+    assert "\x1b[30;48;5;153m" not in second
+
+
+def test_probabilities_end_where_the_text_does(capsys):
+    arguments = ["Once upon a", "--model", "tales", "--json", "--stop", "there"]
+    assert main(arguments) == 0
+    texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert texts[-1] == " there"
+    assert main([*arguments, "--n-samples", "2"]) == 1
+    message = "--show-probs and --json show one text; leave --n-samples at 1"
+    assert capsys.readouterr().err == f"picogpt: error: {message}\n"
