@@ -27,6 +27,9 @@ from picogpt import (
     token_logprobs,
 )
 from picogpt.cli import main
+from picogpt.commands import generate as generating
+from picogpt.commands import score as scores
+from picogpt.commands import terminal
 
 
 @pytest.fixture
@@ -77,7 +80,9 @@ def test_forty_tokens_by_default(capsys):
 def test_text_is_streamed_in_whole_characters(folder, monkeypatch):
     """Each token is written and flushed as it comes, except bytes that end inside a character."""
     ids = [*Encoder.from_folder(folder).encode("a日b"), 123, 127]  # and two bytes of no character
-    monkeypatch.setattr(cli, "stream_batch", lambda *args, **_: ((0, token, None) for token in ids))
+    monkeypatch.setattr(
+        generating, "stream_batch", lambda *args, **_: ((0, token, None) for token in ids)
+    )
     written = []
 
     class Watched(io.StringIO):
@@ -97,7 +102,7 @@ def test_it_stops_at_the_end_of_text(folder, capsys, monkeypatch):
     new = generate(encoder.encode("the king"), params, 4, 9)
     at = next(i for i, token in enumerate(new) if i and token not in new[:i])
     monkeypatch.setattr(encoder, "end_of_text", new[at])
-    monkeypatch.setattr(cli, "load", lambda name, **_: model)
+    monkeypatch.setattr(terminal, "load", lambda name, **_: model)
     assert main(["the king", "--model", str(folder), "--n-tokens", "9"]) == 0
     assert capsys.readouterr().out == encoder.decode(new[:at]) + "\n"
 
@@ -125,7 +130,7 @@ def test_an_empty_prompt_starts_from_the_end_of_text(folder, capsys):
 def test_every_prompt_can_be_spelt(folder, monkeypatch, arguments, text):
     """A given prompt never touches stdin; bytes from the shell are read as UTF-8."""
     prompts = []
-    verb = (cli._generate_parser, lambda args: prompts.append(args.text))
+    verb = (generating.generate_parser, lambda args: prompts.append(args.text))
     monkeypatch.setitem(cli.VERBS, "generate", verb)
     monkeypatch.setattr(sys, "stdin", None)
     assert main(arguments) == 0
@@ -138,7 +143,7 @@ def test_every_prompt_can_be_spelt(folder, monkeypatch, arguments, text):
 )
 def test_a_prompt_from_stdin_is_taken_byte_for_byte(arguments, data, text, monkeypatch):
     prompts = []
-    verb = (cli._generate_parser, lambda args: prompts.append(args.text))
+    verb = (generating.generate_parser, lambda args: prompts.append(args.text))
     monkeypatch.setitem(cli.VERBS, "generate", verb)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="cp1252"))
     assert main(arguments) == 0
@@ -211,7 +216,7 @@ def test_other_exceptions_keep_their_traceback(monkeypatch):
     def fail(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(cli, "load", fail)
+    monkeypatch.setattr(terminal, "load", fail)
     with pytest.raises(ZeroDivisionError):
         main(["a"])
 
@@ -222,7 +227,7 @@ def test_an_interrupt_keeps_the_text_and_exits_with_130(folder, capsys, monkeypa
         yield 0, 64, None
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "stream_batch", interrupted)
+    monkeypatch.setattr(generating, "stream_batch", interrupted)
     assert main(["x", "--model", str(folder)]) == 130
     assert capsys.readouterr() == ("a\n", "")
 
@@ -248,7 +253,9 @@ def test_a_full_disk_is_one_line(folder):
 )
 def test_a_console_that_is_not_utf8_shows_what_it_can(folder, monkeypatch, encoding, shown):
     ids = Encoder.from_folder(folder).encode("é日")
-    monkeypatch.setattr(cli, "stream_batch", lambda *args, **_: ((0, token, None) for token in ids))
+    monkeypatch.setattr(
+        generating, "stream_batch", lambda *args, **_: ((0, token, None) for token in ids)
+    )
     console = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", console)
     assert main(["x", "--model", str(folder)]) == 0
@@ -288,7 +295,7 @@ def test_end_of_text_in_the_prompt_on_request(folder, monkeypatch):
         prompts.extend(batch)
         return iter([])
 
-    monkeypatch.setattr(cli, "stream_batch", remember)
+    monkeypatch.setattr(generating, "stream_batch", remember)
     for option in ([], ["--allow-special"]):
         assert main(["a<|endoftext|>b", "--model", str(folder), *option]) == 0
     assert prompts[1] == [64, 299, 65]
@@ -345,12 +352,12 @@ def says(monkeypatch, *rows):
                     yield row, text[i], None
 
     taken = []
-    monkeypatch.setattr(cli, "stream_batch", steps)
+    monkeypatch.setattr(generating, "stream_batch", steps)
     encoder = type("Bytes", (), {"end_of_text": None})()
     encoder.encode = lambda text, **_: [0]
     encoder.decode_bytes = lambda ids: ids[0] if isinstance(ids[0], bytes) else ids[0].encode()
     model = loader.Model(encoder, {"n_head": 1}, {})
-    monkeypatch.setattr(cli, "load", lambda name, **_: model)
+    monkeypatch.setattr(terminal, "load", lambda name, **_: model)
     return taken
 
 
@@ -394,7 +401,7 @@ def test_no_stop_goes_on_after_the_end_of_text(folder, monkeypatch):
         stops.append(stop_ids)
         return iter([])
 
-    monkeypatch.setattr(cli, "stream_batch", remember)
+    monkeypatch.setattr(generating, "stream_batch", remember)
     for flags in ([], ["--no-stop"]):
         assert main(["a", "--model", str(folder), *flags]) == 0
     assert stops == [[299], []]
@@ -434,7 +441,7 @@ def test_an_interrupt_keeps_all_samples(capsys, monkeypatch):
         raise KeyboardInterrupt
 
     says(monkeypatch, "", "")
-    monkeypatch.setattr(cli, "stream_batch", steps)
+    monkeypatch.setattr(generating, "stream_batch", steps)
     assert main(["p", "--n-samples", "2"]) == 130
     out = capsys.readouterr().out
     assert out == "=== sample 1 of 2 ===\na\ufffd\n=== sample 2 of 2 ===\nb\n"
@@ -574,7 +581,7 @@ def test_no_memory_is_one_line(capsys, monkeypatch):
     def fail(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(cli, "load", fail)
+    monkeypatch.setattr(terminal, "load", fail)
     assert main(["hi"]) == 1
     said = "not enough memory; ask for fewer samples or a smaller model"
     assert capsys.readouterr() == ("", f"picogpt: error: {said}\n")
@@ -604,7 +611,7 @@ def test_next_is_a_table_of_what_may_come(folder, capsys):
     for rank, line in enumerate(out.splitlines()[1:]):
         token, p = int(ids[rank]), probabilities[rank]
         assert line[:6] == f"{rank + 1:4}  "
-        assert line[6:].startswith(cli._quoted(encoder.token_bytes(token)))
+        assert line[6:].startswith(terminal.quoted(encoder.token_bytes(token)))
         assert f"  {token:6}  {p:11.2%} {'█' * round(20 * p):20}  {sums[rank]:10.2%}" in line
 
 
@@ -659,10 +666,10 @@ def test_the_lens_is_a_table_of_layers(folder, capsys):
     for i, line in enumerate(lines[1:]):
         cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
         said = [
-            f"{cli._quoted(encoder.token_bytes(token))} {p:.0%}"
+            f"{terminal.quoted(encoder.token_bytes(token))} {p:.0%}"
             for token, p in zip(best[:, i], likely[:, i], strict=True)
         ]
-        assert cells == [cli._quoted(encoder.token_bytes(ids[i])), *said]
+        assert cells == [terminal.quoted(encoder.token_bytes(ids[i])), *said]
 
 
 def test_layers_that_do_not_fit_the_terminal_come_below(folder, capsys, monkeypatch):
@@ -789,7 +796,7 @@ def test_tokens_are_shown_with_what_the_model_gives_them(folder, files, capsys, 
     lines = capsys.readouterr().out.splitlines()
     assert lines.pop(0) == "   logprob      id  token"
     for line, token, logprob in zip(lines, ids, logprobs, strict=False):
-        piece = cli._quoted(encoder.token_bytes(token))
+        piece = terminal.quoted(encoder.token_bytes(token))
         assert line == f"{logprob:10.4f}  {token:6}  {piece}"
     assert lines[len(ids)].startswith("file ")
     screen = Terminal()
@@ -862,7 +869,7 @@ def test_figures_do_not_run_together_and_names_do_not_command_the_terminal(
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert [len(line.split()) for line in out.splitlines()[:2]] == [7, 7]
-    cli._show_row("n", 1, ["12345678", "12345678901", *["1.2345e+300"] * 4])
+    scores._show_row("n", 1, ["12345678", "12345678901", *["1.2345e+300"] * 4])
     assert len(capsys.readouterr().out.split()) == 7
 
 
@@ -942,7 +949,7 @@ def test_why_a_text_ended(folder, prompts, capsysbinary, monkeypatch):
     assert line["stop_reason"] == "stop"
     assert line["text"] == encoder.decode(new[1]).partition(stop)[0]
     monkeypatch.setattr(encoder, "end_of_text", new[0][4])
-    monkeypatch.setattr(cli, "load", lambda name, **_: model)
+    monkeypatch.setattr(terminal, "load", lambda name, **_: model)
     assert main(arguments) == 0
     line = json.loads(capsysbinary.readouterr().out.splitlines()[0])
     assert line["stop_reason"] == "end"
@@ -1081,7 +1088,7 @@ def test_each_token_with_its_probability_and_the_runner_up(folder, capsys, flags
                 "probability": pytest.approx(q, rel=1e-3),
             },
         }
-        pieces = [cli._quoted(encoder.token_bytes(t)) for t in (token, other)]
+        pieces = [terminal.quoted(encoder.token_bytes(t)) for t in (token, other)]
         assert shown[i] == f"{p:7.1%}  {pieces[0]}  not {pieces[1]} {q:.1%}"
 
 

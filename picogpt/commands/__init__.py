@@ -1,0 +1,1 @@
+"""The commands of `picogpt`, each with its arguments; see `cli.py`."""

@@ -1,0 +1,150 @@
+"""What the commands share: arguments, the model, files and the terminal."""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..backend import BACKENDS, to_backend
+from ..download import OFFICIAL
+from ..errors import PicogptError, decode, one_line, read_text
+from ..loader import BUNDLED, Model, default_model, find_model, load
+
+
+def number(kind: type, low: float, high: float, expected: str) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            if low <= (value := kind(text)) <= high:
+                return value
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+
+    return convert
+
+
+WHOLE = number(int, 0, math.inf, "a whole number, 0 or more")
+
+
+def make_parser(verb: str, operand: str, description: str, help_: str) -> argparse.ArgumentParser:
+    name = f"picogpt {verb}".strip()
+    parser = argparse.ArgumentParser(
+        prog=name,
+        usage=" ".join(filter(None, [name, operand, "[options]"])),
+        description=description,
+        epilog=help_,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--weights-dir", metavar="DIR", help="the folder of the official models")
+    return parser
+
+
+def model_parser(verb: str, operand: str, description: str, help_: str) -> argparse.ArgumentParser:
+    parser = make_parser(verb, operand, description, help_)
+    parser.add_argument(
+        "--model", metavar="MODEL", help=f"{', '.join((*BUNDLED, *OFFICIAL))} or a folder"
+    )
+    return parser
+
+
+def text_parser(verb: str, text: str, description: str, help_: str) -> argparse.ArgumentParser:
+    parser = model_parser(verb, f"[{text}]", description, help_)
+    parser.add_argument("text", nargs="?", type=utf8, metavar=text, help="- reads it from stdin")
+    parser.add_argument(
+        "--allow-special",
+        action="store_true",
+        help="read <|endoftext|> as the special token, not as text",
+    )
+    return parser
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="numpy", help="array library (default: numpy)"
+    )
+
+
+def sampling_group(
+    parser: argparse.ArgumentParser, description: str, default: str
+) -> Callable[..., Any]:
+    add = parser.add_argument_group("sampling", description).add_argument
+    add(
+        "--temperature",
+        type=number(float, 0, sys.float_info.max, "a number, 0 or more"),
+        metavar="T",
+        help=f"divide the logits by T; 0 takes the likeliest (default: {default})",
+    )
+    add(
+        "--top-k",
+        type=WHOLE,
+        default=0,
+        metavar="K",
+        help="only from the K likeliest tokens (default: 0, all)",
+    )
+    add(
+        "--top-p",
+        type=number(float, 0, 1, "a number from 0 to 1"),
+        default=1.0,
+        metavar="P",
+        help="only from the fewest likeliest tokens that have the probability P together",
+    )
+    add(
+        "--repetition-penalty",
+        type=number(float, 0.01, 100, "a number from 0.01 to 100"),
+        default=1.0,
+        metavar="R",
+        help="divide the logits of tokens already in the text by R (default: 1)",
+    )
+    return add
+
+
+def utf8(argument: str) -> str:
+    """What the shell gave, read as UTF-8 whatever the locale; other bytes become U+FFFD."""
+    return os.fsencode(argument).decode("utf-8", "replace")
+
+
+def load_model(args: argparse.Namespace) -> Model:
+    """Loads the model that is asked for; tells which one, if none is."""
+    model = default_model(args.weights_dir) if args.model is None else args.model
+    if args.model is None and sys.stderr.isatty():
+        dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
+        print(f"{dim}model: {find_model(model, args.weights_dir)}{plain}", file=sys.stderr)
+    loaded = load(model, weights_dir=args.weights_dir)
+    if args.backend == "numpy":
+        return loaded
+    return loaded._replace(params=to_backend(loaded.params, args.backend))
+
+
+def read_input(file: str) -> str:
+    try:
+        return decode(sys.stdin.buffer.read(), "stdin") if file == "-" else read_text(Path(file))
+    except OSError as error:
+        raise PicogptError(f"{file}: {error.strerror}; expected a text to read") from None
+
+
+def say(message: str) -> None:
+    print(f"picogpt: {one_line(message)}", file=sys.stderr)
+
+
+def in_color() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def quoted(piece: bytes) -> str:
+    """A token as Python writes it: a string, or bytes that other tokens complete."""
+    try:
+        return repr(piece.decode("utf-8"))
+    except UnicodeDecodeError:
+        return repr(piece)
+
+
+def drawable(character: str, otherwise: str) -> str:
+    try:
+        character.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return otherwise
+    return character
