@@ -1,8 +1,8 @@
 """Guessing what comes next by what came before, so that several tokens are checked in one pass.
 
 Text repeats itself: names, phrases, whole loops. What followed the last three tokens the last time
-is a guess at what follows now, and one pass of the model tells how far it is right. A pass over
-several tokens takes little longer than one over a few, since both read all the weights once.
+is a guess at what follows now, and one pass of the model tells how far it is right. A pass over 16
+tokens takes about as long as three or four over one, since each reads all the weights once.
 
 Source: Saxena, "Prompt Lookup Decoding" (2023).
 """

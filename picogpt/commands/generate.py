@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..backend import is_compiled
 from ..encoder import Encoder
 from ..errors import PicogptError, decode, parse_json
 from ..generation import Generated, Step, generate_many, stream_batch
@@ -147,6 +148,7 @@ def run_generate(args: argparse.Namespace) -> None:
     done: set[int] = set()
     is_sampled = args.top_k or args.top_p < 1 or args.seed is not None or args.temperature
     can_look_ahead = not samples and (args.temperature == 0 or not is_sampled)
+    can_look_ahead &= not is_compiled(params["wte"])  # each length of a guess would be compiled
     lookahead = AUTO_LOOKAHEAD if args.lookahead is None and can_look_ahead else args.lookahead
     steps: Iterable[Step] = stream_batch(
         [ids or end] * args.n_samples,
