@@ -4,6 +4,7 @@ stdout carries the text and nothing else. What takes time to import waits until 
 known to be good, so that --help is instant.
 """
 
+import difflib
 import io
 import os
 import sys
@@ -30,8 +31,8 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0 done, 1 failed, 2 usage, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "generate"
-    make_parser, run = VERBS[verb]
+    is_verb = bool(arguments) and arguments[0] in VERBS
+    make_parser, run = VERBS[arguments.pop(0) if is_verb else "generate"]
     parser = make_parser()
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -40,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # closed: what is for it is lost, but must not go to stdout
         sys.stderr = io.StringIO()
     text, prompts = getattr(args, "text", ""), getattr(args, "prompts", None)
+    if not is_verb and text and sys.stderr.isatty():
+        for name in difflib.get_close_matches(text, VERBS, 1, 0.75):
+            say(f"hint: continues {text!r}; the command is {name}")
     if prompts is not None:
         if text is not None:
             parser.error("PROMPT and --prompts: expected one of them")

@@ -21,6 +21,7 @@ from .errors import PicogptError, find_files, read_json, read_text
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"  # Hugging Face's, which holds both of the others
 ADDED_FILE = "added_tokens.json"  # Hugging Face's, beside the two: tokens that no merge makes
+SAVED_FILES = ("vocab.json", "merges.txt", ADDED_FILE)
 GPT2_N_VOCAB = 50257
 VOCABULARY_FILES = (
     f"encoder.json or {TOKENIZER_FILE} or vocab.json",
@@ -230,14 +231,14 @@ class Encoder:
             n_merged -= 1
         vocabulary = {token: i for token, i in self.encoder.items() if i < n_merged}
         added = {self.decode([i]): i for i in range(n_merged, self.n_vocab)}
-        files = {
-            "vocab.json": json.dumps(vocabulary, ensure_ascii=False),
-            "merges.txt": "\n".join(["#version: 0.2", *self._ranks]),
-        }
-        if added:
-            files[ADDED_FILE] = json.dumps(added, ensure_ascii=False, indent=2)
-        for name, text in files.items():
-            (folder / name).write_text(f"{text}\n", encoding="utf-8", newline="\n")
+        texts = (
+            json.dumps(vocabulary, ensure_ascii=False),
+            "\n".join(["#version: 0.2", *self._ranks]),
+            json.dumps(added, ensure_ascii=False, indent=2) if added else "",
+        )
+        for name, text in zip(SAVED_FILES, texts, strict=True):
+            if text:
+                (folder / name).write_bytes(f"{text}\n".encode())
 
     @classmethod
     def gpt2(cls) -> "Encoder":

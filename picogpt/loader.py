@@ -39,7 +39,7 @@ import numpy as np
 from . import checkpoint, download
 from .checkpoint import Entry
 from .download import OFFICIAL
-from .encoder import GPT2_N_VOCAB, VOCABULARY_FILES, Encoder
+from .encoder import GPT2_N_VOCAB, SAVED_FILES, VOCABULARY_FILES, Encoder
 from .errors import MAX_TOLD, PicogptError, find_files, read_json
 
 BUNDLED = ("tales",)
@@ -118,7 +118,8 @@ def load(model: str | Path, *, weights_dir: str | Path | None = None, verify: bo
     Returns:
         (encoder, hparams, params), a named tuple. hparams has n_vocab, n_ctx, n_embd, n_head and
         n_layer. Arrays stored in float32 are mapped from the files, read-only; others are widened
-        to it. Rows of wte that pad the vocabulary, so that no text can come of them, are cut off.
+        to it. Rows of wte that pad the vocabulary, fewer than 1,024, are cut off, since no text
+        can come of them.
 
     Raises:
         PicogptError: there is no such model, or something is wrong with its files.
@@ -262,8 +263,8 @@ def save(
         shutil.copymode(part, folder / "model.safetensors")  # which was made for its owner only
         part.replace(folder / "config.json")
     except BaseException:
-        for file in folder.iterdir():
-            file.unlink()
+        for name in ("model.safetensors", "config.json.part", *SAVED_FILES):
+            (folder / name).unlink(missing_ok=True)
         if is_new:
             folder.rmdir()
         raise

@@ -699,6 +699,24 @@ def test_words_that_are_not_understood(capsys):
         assert said.endswith("; quote a text; a command comes first")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["toknes"], "picogpt: hint: continues 'toknes'; the command is tokens\n"),
+        (["generate", "toknes"], ""),
+        (["the king"], ""),
+    ],
+)
+def test_a_command_that_is_misspelt_is_hinted_at_on_a_terminal(
+    folder, monkeypatch, arguments, hint
+):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert main([*arguments, "--model", str(folder), "--n-tokens", "1"]) == 0
+    assert hint in screen.getvalue()
+    assert ("hint" in screen.getvalue()) == bool(hint)
+
+
 def test_pictures_are_written(folder, tmp_path, capsys):
     for verb in ("attention", "lens"):
         path = tmp_path / f"{verb}.svg"
