@@ -12,17 +12,19 @@ from .errors import PicogptError
 from .generation import generate, generate_batch, next_tokens, stream
 from .loader import load, save
 from .model import gpt2
-from .pictures import attention_plot, lens_plot
+from .pictures import AttentionView, attention_plot, attention_view, lens_plot
 from .scoring import Score, lm_loss, score, token_logprobs
 from .tracing import Trace, logit_lens, trace
 
 __version__ = "0.1.0"
 __all__ = [
+    "AttentionView",
     "Encoder",
     "PicogptError",
     "Score",
     "Trace",
     "attention_plot",
+    "attention_view",
     "generate",
     "generate_batch",
     "gpt2",

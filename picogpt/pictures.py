@@ -1,9 +1,13 @@
-"""Pictures of what happens inside: attention maps and the logit lens, drawn by matplotlib."""
+"""Pictures of what happens inside: attention maps and the logit lens, drawn by matplotlib, and a
+page to look at attention with."""
 
+import html
 import io
+import json
 import math
 import sys
 from collections.abc import Iterable
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,10 @@ from .generation import check_finite
 from .tracing import logit_lens, trace
 
 MAX_LABELS = 60  # along an axis; of more tokens, only every second, third and so on is named
+MAX_VIEW = 256  # tokens of a page, which holds all heads of all layers
+DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"  # two for a share
 MAX_LENS = 120  # tokens, each with a cell wide enough for a word
+BLANKS = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥"})
 LENS_COLUMNS = 12  # tokens side by side; the others come below
 COLORS = "Blues"  # light for little, also for the colour-blind
 FONT = 7  # points
@@ -137,20 +144,67 @@ def lens_plot(
     return figure
 
 
-def save_picture(figure: Any, path: str | Path) -> None:
-    """Writes a figure to a .png, .svg or .pdf, all of it or nothing.
+class AttentionView(str):
+    """A page of HTML that needs nothing else; notebooks show it in a frame."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        style = "width: 100%; height: 40rem; border: 0"
+        return f'<iframe srcdoc="{html.escape(str(self))}" style="{style}"></iframe>'
+
+
+def attention_view(
+    text: str | Iterable[int], encoder: Encoder, params: dict[str, Any], n_head: int
+) -> AttentionView:
+    """Makes a page on which to see where each token looks, in all heads of all layers.
+
+    Args:
+        text: at least one token, at most 256; or its ids.
+        encoder, params, n_head: as for `attention_plot`.
+
+    Returns:
+        The page, a string, which notebooks show. It asks nothing of the network. Shares are rounded
+        to a 4,095th: for `tales`, 100 tokens make half a megabyte.
 
     Raises:
-        PicogptError: the name ends in something else.
-        OSError: the file cannot be written.
+        PicogptError: the text does not fit.
     """
-    from matplotlib import rc_context
+    ids = encoder.encode(text) if isinstance(text, str) else list(text)
+    if len(ids) > MAX_VIEW:
+        raise PicogptError(f"text is {len(ids)} tokens; the page has room for {MAX_VIEW}")
+    maps = trace(ids, params, n_head, keep="*.attn.weights").values()
+    weights = check_finite(np.stack([to_numpy(map_) for map_ in maps]))
+    i, j = np.tril_indices(len(ids))
+    shares = np.rint(4095 * weights[:, :, i, j]).astype(int).ravel()
+    digits = np.frombuffer(DIGITS.encode(), np.uint8)[np.stack([shares // 64, shares % 64], 1)]
+    data = {
+        "tokens": [_visible(encoder.token_bytes(int(token))) for token in ids],
+        "n_layer": len(weights),
+        "n_head": n_head,
+        "shares": digits.tobytes().decode(),
+    }
+    page = resources.files("picogpt").joinpath("attention.html").read_text(encoding="utf-8")
+    # No tag may begin in the data: a script ends at the first `</script`, wherever it stands.
+    return AttentionView(page.replace("{{DATA}}", json.dumps(data).replace("<", "\\u003c")))
 
-    path = check_picture(path)
-    data = io.BytesIO()
-    when = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[path.suffix[1:]]
-    with rc_context({"svg.hashsalt": "picogpt"}):  # the same file each time
-        figure.savefig(data, format=path.suffix[1:], metadata=when)
+
+def save_picture(figure: Any, path: str | Path) -> None:
+    """Writes a figure to a .png, .svg or .pdf, or a page to an .html, all of it or nothing.
+
+    Raises:
+        PicogptError: the name ends in something else, or the file cannot be written.
+    """
+    path = check_picture(path, is_page=isinstance(figure, AttentionView))
+    if isinstance(figure, AttentionView):
+        data = io.BytesIO(figure.encode())
+    else:
+        from matplotlib import rc_context
+
+        data = io.BytesIO()
+        when = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[path.suffix[1:]]
+        with rc_context({"svg.hashsalt": "picogpt"}):  # the same file each time
+            figure.savefig(data, format=path.suffix[1:], metadata=when)
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_bytes(data.getvalue())
@@ -160,15 +214,16 @@ def save_picture(figure: Any, path: str | Path) -> None:
         raise PicogptError(f"{path}: {error.strerror}; the picture is not written") from None
 
 
-def check_picture(path: str | Path) -> Path:
-    """Returns a path that a picture can be written to.
+def check_picture(path: str | Path, *, is_page: bool = False) -> Path:
+    """Returns a path that a picture, or a page, can be written to.
 
     Raises:
         PicogptError: its name ends in no kind of picture, or its folder does not exist.
     """
     path = Path(path)
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise PicogptError(f"{path}: ends in {path.suffix!r}; expected .png, .svg or .pdf")
+    if path.suffix not in ([".html"] if is_page else [".png", ".svg", ".pdf"]):
+        expected = ".html" if is_page else ".png, .svg or .pdf"
+        raise PicogptError(f"{path}: ends in {path.suffix!r}; expected {expected}")
     if not path.parent.is_dir():
         raise PicogptError(f"{path.parent}: no such folder; expected one for {path.name}")
     return path
@@ -209,14 +264,11 @@ def _labels(encoder: Encoder, ids: Iterable[int]) -> list[str]:
     from matplotlib.font_manager import findfont, get_font
 
     has = get_font(findfont("DejaVu Sans")).get_char_index
-    visible = {" ": "·", "\n": "⏎", "\t": "⇥"}
+    pieces = (_visible(encoder.token_bytes(int(token))) for token in ids)
+    return ["".join(c if has(ord(c)) else ascii(c)[1:-1] for c in piece) for piece in pieces]
 
-    def label(token: int) -> str:
-        text = encoder.token_bytes(token).decode("utf-8", "backslashreplace")
-        characters = [visible.get(c, c) for c in text]
-        is_drawn = [c.isprintable() and has(ord(c)) for c in characters]
-        return "".join(
-            c if drawn else ascii(c)[1:-1] for c, drawn in zip(characters, is_drawn, strict=True)
-        )
 
-    return [label(int(token)) for token in ids]
+def _visible(piece: bytes) -> str:
+    """A token with its blanks visible, and escapes for what is not text."""
+    characters = piece.decode("utf-8", "backslashreplace").translate(BLANKS)
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in characters)

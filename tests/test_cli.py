@@ -10,6 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from picogpt import (
@@ -356,7 +357,7 @@ def says(monkeypatch, *rows):
     encoder = type("Bytes", (), {"end_of_text": None})()
     encoder.encode = lambda text, **_: [0]
     encoder.decode_bytes = lambda ids: ids[0] if isinstance(ids[0], bytes) else ids[0].encode()
-    model = loader.Model(encoder, {"n_head": 1}, {})
+    model = loader.Model(encoder, {"n_head": 1}, {"wte": np.zeros(1)})
     monkeypatch.setattr(terminal, "load", lambda name, **_: model)
     return taken
 

@@ -8,7 +8,7 @@ import sys
 from ..encoder import Encoder
 from ..generation import next_tokens
 from ..loader import find_model, load_encoder
-from ..pictures import attention_plot, check_picture, lens_plot, save_picture
+from ..pictures import attention_plot, attention_view, check_picture, lens_plot, save_picture
 from ..tracing import logit_lens
 from .terminal import (
     WHOLE,
@@ -44,11 +44,13 @@ examples:
   picogpt lens "Once upon a time" -o lens.png
 """
 ATTENTION_HELP = """\
-A row shows how one token divides its attention among the tokens up to itself.
+A row shows how one token divides its attention among the tokens up to itself. An .html is a page
+with all heads of all layers, to choose from.
 
 examples:
   picogpt attention "The wolf said that he" -o attention.png
   picogpt attention "The wolf said that he" --layer 2 --head 5 -o attention.svg
+  picogpt attention "The wolf said that he" -o attention.html
 """
 
 
@@ -176,7 +178,7 @@ def attention_parser() -> argparse.ArgumentParser:
     parser = text_parser("attention", "TEXT", description, ATTENTION_HELP)
     parser.usage = "picogpt attention [TEXT] -o FILE [options]"
     add = parser.add_argument
-    add("-o", "--output", required=True, metavar="FILE", help="a .png, .svg or .pdf")
+    add("-o", "--output", required=True, metavar="FILE", help="a .png, .svg, .pdf or .html")
     add("--layer", type=WHOLE, metavar="N", help="from 0 (default: the last)")
     add("--head", type=_head, default="all", metavar="N", help="from 0, mean or all (default: all)")
     add_backend(parser)
@@ -190,8 +192,12 @@ def _head(argument: str) -> int | str:
 
 
 def run_attention(args: argparse.Namespace) -> None:
-    check_picture(args.output)
+    is_page = args.output.endswith(".html")
+    check_picture(args.output, is_page=is_page)
     encoder, hparams, params = load_model(args)
     ids = encoder.encode(args.text, allow_special=args.allow_special)
-    options = {"layer": args.layer, "head": args.head}
-    save_picture(attention_plot(ids, encoder, params, hparams["n_head"], **options), args.output)
+    drawn = (ids, encoder, params, hparams["n_head"])
+    if is_page:
+        save_picture(attention_view(*drawn), args.output)
+        return
+    save_picture(attention_plot(*drawn, layer=args.layer, head=args.head), args.output)
