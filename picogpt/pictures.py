@@ -5,7 +5,6 @@ import html
 import io
 import json
 import math
-import sys
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -254,9 +253,15 @@ def _figure() -> Any:
         raise PicogptError(
             'matplotlib: is not installed; run "pip install picogpt[plot]"'
         ) from None
-    if "ipykernel" in sys.modules:  # importing this tells notebooks how to show figures
-        import matplotlib.pyplot  # noqa: F401
-    return Figure(dpi=150, layout="constrained")
+    figure = Figure(dpi=150, layout="constrained")
+
+    def png() -> bytes:
+        data = io.BytesIO()
+        figure.savefig(data, format="png")
+        return data.getvalue()
+
+    figure._repr_png_ = png  # type: ignore[attr-defined]  # which notebooks ask for
+    return figure
 
 
 def _labels(encoder: Encoder, ids: Iterable[int]) -> list[str]:

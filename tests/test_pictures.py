@@ -194,3 +194,8 @@ def test_damaged_weights_are_not_drawn(model, draw):
     damaged = {**params, "wpe": np.full_like(params["wpe"], np.nan)}
     with pytest.raises(PicogptError, match="nan or infinite; the weights are damaged"):
         draw("the", encoder, damaged, n_head)
+
+
+@pytest.mark.parametrize("draw", [attention_plot, lens_plot])
+def test_notebooks_show_them(model, draw):
+    assert draw("the", *model)._repr_png_().startswith(b"\x89PNG")
