@@ -86,7 +86,8 @@ def to_backend(params: Any, name: str) -> Any:
             return [move(value) for value in x]
         if not hasattr(x, "shape"):
             return x
-        y = xp.array(to_numpy(x))
+        copy = np.array(to_numpy(x))  # a library may go on reading it after the call has returned
+        y = copy if xp is np else xp.asarray(copy)
         if y.dtype != x.dtype:
             raise PicogptError(f"{name}: makes {y.dtype} of {x.dtype}; set jax_enable_x64 before")
         return y
