@@ -178,7 +178,8 @@ def score_texts(
     start = [encoder.end_of_text] if start_token and encoder.end_of_text is not None else []
     all_ids, scored_texts, n_scored = [], [], []
     for i, text in enumerate(texts):
-        before, word = "", with_whole_characters(text)
+        text = with_whole_characters(text)
+        before, word = "", text
         if only_last_word:
             text = text.rstrip()
             at = max((blank.start() for blank in re.finditer(r"\s", text)), default=0)

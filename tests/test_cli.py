@@ -1075,6 +1075,17 @@ def test_prompts_that_do_not_fit(folder, prompts, tmp_path, capsys):
     assert "PROMPT and --prompts: expected one of them" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [["--echo"], ["--show-probs"], ["--json"], ["--n-samples", "2"], ["--lookahead", "7"]],
+)
+def test_options_that_prompts_have_no_use_for_are_not_ignored(prompts, capsys, flags):
+    path, _ = prompts
+    assert main(["--prompts", str(path), "--model", "tales", *flags]) == 1
+    message = "goes without --echo, --show-probs, --json, --n-samples and --lookahead"
+    assert capsys.readouterr() == ("", f"picogpt: error: --prompts: {message}\n")
+
+
 def test_prompts_from_stdin(folder):
     done = run("--prompts", "-", "--model", folder, "--n-tokens", "2", input=b"a\nb\n")
     assert done.returncode == 0

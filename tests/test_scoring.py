@@ -321,6 +321,11 @@ def test_halves_of_characters_count_as_what_is_encoded(model):
     assert score("a\ud83d\ude00b", encoder, params, 4) == whole
     assert whole.n_bytes == 6
     assert score("a\ud800b", encoder, params, 4) == score("a\ufffdb", encoder, params, 4)
+    found, wanted = (
+        next(score_texts([text], encoder, params, 4, only_last_word=True))[0]
+        for text in ("the \ud800", "the \ufffd")
+    )
+    assert found == wanted
 
 
 @pytest.mark.parametrize("text", ["", "   \n"])

@@ -146,9 +146,8 @@ def run_generate(args: argparse.Namespace) -> None:
     end = [] if encoder.end_of_text is None else [encoder.end_of_text]
     samples = args.n_samples > 1  # several texts are of use only if they differ
     done: set[int] = set()
-    is_sampled = args.top_k or args.top_p < 1 or args.seed is not None or args.temperature
-    can_look_ahead = not samples and (args.temperature == 0 or not is_sampled)
-    can_look_ahead &= not is_compiled(params["wte"])  # each length of a guess would be compiled
+    # Where functions are compiled, each length of a guess would be.
+    can_look_ahead = not (samples or _is_sampled(args) or is_compiled(params["wte"]))
     lookahead = AUTO_LOOKAHEAD if args.lookahead is None and can_look_ahead else args.lookahead
     steps: Iterable[Step] = stream_batch(
         [ids or end] * args.n_samples,
@@ -156,13 +155,10 @@ def run_generate(args: argparse.Namespace) -> None:
         hparams["n_head"],
         args.n_tokens,
         temperature=1.0 if samples and args.temperature is None else args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        repetition_penalty=args.repetition_penalty,
         seed=args.seed,
         stop_ids=[] if args.no_stop else end,
-        overflow=args.overflow,
         lookahead=lookahead or 0,
+        **_shared_options(args),
         done=done,
     )
     if args.show_probs or args.json:
@@ -189,6 +185,17 @@ def run_generate(args: argparse.Namespace) -> None:
             if samples:
                 print(f"=== sample {i} of {args.n_samples} ===\n{start}", end="")
             print(text.end(), flush=True)
+
+
+def _is_sampled(args: argparse.Namespace) -> bool:
+    """Whether the options of one text ask for more than the likeliest token each time."""
+    options = args.top_k or args.top_p < 1 or args.seed is not None or args.temperature
+    return args.temperature != 0 and bool(options)
+
+
+def _shared_options(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("top_k", "top_p", "repetition_penalty", "overflow")
+    return {name: getattr(args, name) for name in names}
 
 
 def _show_steps(
@@ -224,11 +231,14 @@ def _show_steps(
 
 def _generate_many(args: argparse.Namespace) -> None:
     """Continues each prompt of a file; writes a JSON object for each on a line of its own."""
+    if args.echo or args.show_probs or args.json or args.n_samples > 1 or args.lookahead:
+        raise PicogptError(
+            "--prompts: goes without --echo, --show-probs, --json, --n-samples and --lookahead"
+        )
     names, prompts = _read_prompts(args.prompts)
     lines = _read_lines(Path(args.output), prompts, args.resume) if args.output else []
-    is_sampled = args.top_k or args.top_p < 1 or args.seed is not None or args.temperature
     seed = args.seed
-    if seed is None and is_sampled and args.temperature != 0:
+    if seed is None and _is_sampled(args):
         seed = lines[0]["seed"] if lines else int.from_bytes(os.urandom(4), "big")
     encoder, hparams, params = load_model(args)
     end = [] if encoder.end_of_text is None else [encoder.end_of_text]
@@ -256,12 +266,9 @@ def _generate_many(args: argparse.Namespace) -> None:
         ends=ends,
         logprobs=args.logprobs,
         temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        repetition_penalty=args.repetition_penalty,
         seed=seed,
         stop_ids=[] if args.no_stop else end,
-        overflow=args.overflow,
+        **_shared_options(args),
     )
     if sys.stderr.isatty():
         from tqdm import tqdm
