@@ -6,6 +6,7 @@
 >>> text = encoder.decode(generate(ids, params, hparams["n_head"], n_tokens_to_generate=8))
 """
 
+from .adapter import merge_adapter
 from .backend import new_cache, to_backend
 from .encoder import Encoder
 from .errors import PicogptError
@@ -32,6 +33,7 @@ __all__ = [
     "lm_loss",
     "load",
     "logit_lens",
+    "merge_adapter",
     "new_cache",
     "next_tokens",
     "save",

@@ -37,10 +37,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import checkpoint, download
+from .adapter import ADAPTER_FILES, merge_adapter
 from .checkpoint import Entry
 from .download import OFFICIAL
 from .encoder import GPT2_N_VOCAB, SAVED_FILES, VOCABULARY_FILES, Encoder
-from .errors import MAX_TOLD, PicogptError, find_files, read_json
+from .errors import MAX_TOLD, PicogptError, find_files, read_json, refuse_pickle
 
 BUNDLED = ("tales",)
 OLD_NAMES = {"117M": "124M", "345M": "355M"}
@@ -102,7 +103,13 @@ class _Checkpoint(NamedTuple):
         return _parameter_tree(self.hparams, renamed, n_inner, self.has_head, self.eps)
 
 
-def load(model: str | Path, *, weights_dir: str | Path | None = None, verify: bool = True) -> Model:
+def load(
+    model: str | Path,
+    *,
+    weights_dir: str | Path | None = None,
+    verify: bool = True,
+    adapter: str | Path | None = None,
+) -> Model:
     """Loads a model: its encoder, its hyperparameters and its parameter tree.
 
     Args:
@@ -114,6 +121,8 @@ def load(model: str | Path, *, weights_dir: str | Path | None = None, verify: bo
             cache folder.
         verify: compare the checksums of all tensors, where the format has them, which reads them
             once.
+        adapter: the folder of a LoRA adapter that PEFT wrote, to be merged into copies of the
+            matrices that it changes; see `merge_adapter`.
 
     Returns:
         (encoder, hparams, params), a named tuple. hparams has n_vocab, n_ctx, n_embd, n_head and
@@ -136,6 +145,8 @@ def load(model: str | Path, *, weights_dir: str | Path | None = None, verify: bo
     params = source.tree(lambda name, shape: tensors[name].reshape(shape))
     if source.has_head and np.array_equal(params["lm_head"], params["wte"]):
         del params["lm_head"]  # a copy
+    if adapter is not None:
+        params = merge_adapter(params, adapter)
     encoder = load_encoder(folder)
     n_vocab = encoder.n_vocab
     if not n_vocab <= hparams["n_vocab"] < n_vocab + MAX_PADDING:
@@ -357,17 +368,20 @@ def _open(folder: Path) -> _Checkpoint:
             f"{folder}: holds two models, hparams.json with *.index and config.json with "
             "*.safetensors; expected one; move the other elsewhere"
         )
+    if not (is_openais or is_hugging_faces) and (folder / ADAPTER_FILES[0]).is_file():
+        raise PicogptError(
+            f"{folder}: holds an adapter; expected a model; load the one that it was made for, "
+            "with this as its adapter"
+        )
     if is_openais:
         find_files(folder, *TENSORFLOW_FILES, *vocabulary)
         return _open_tensorflow(folder)
     if not is_hugging_faces:
         both = zip(TENSORFLOW_FILES, SAFETENSORS_FILES, strict=True)
         find_files(folder, *map(" or ".join, both), *vocabulary)
-    if not has_safetensors and (pickles := sorted(folder.glob("*.bin"))):
-        raise PicogptError(
-            f"{pickles[0]}: is a pickle, which can run code when it is read; expected "
-            "model.safetensors; if you trust it, load it in transformers and save_pretrained it"
-        )
+    if not has_safetensors:
+        for path in sorted(folder.glob("*.bin")):
+            refuse_pickle(path, "model.safetensors", "transformers")
     found = find_files(folder, *SAFETENSORS_FILES, *vocabulary)
     return _open_safetensors(found[0], found[1])
 

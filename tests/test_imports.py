@@ -11,8 +11,8 @@ import pytest
 
 import picogpt
 
-LAYERS = ["errors", "backend", "model", "encoder", "checkpoint", "download", "loader"]
-LAYERS += ["lookahead", "generation", "scoring", "tracing", "pictures"]
+LAYERS = ["errors", "backend", "model", "encoder", "checkpoint", "adapter"]
+LAYERS += ["download", "loader", "lookahead", "generation", "scoring", "tracing", "pictures"]
 LAYERS += ["commands/terminal"]
 LAYERS += [f"commands/{name}" for name in ("generate", "inspect", "score", "models")]
 LAYERS += ["cli"]

@@ -1,10 +1,15 @@
 """Comparisons with the originals: transformers and TensorFlow, on the same weights and files."""
 
+import functools
 import json
 import os
+import re
+import subprocess
+import sys
 import unicodedata
 from importlib import resources
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +31,7 @@ from picogpt import (
 from picogpt.checkpoint import BYTES_OF, find_checkpoint, read_index, read_tensors
 from picogpt.generation import _candidates
 
+EXAMPLES = Path(__file__).parent.parent / "examples"
 pytestmark = [
     pytest.mark.reference,
     pytest.mark.filterwarnings("default"),  # the originals' own
@@ -499,3 +505,161 @@ def test_strided_perplexity_equals_that_of_transformers_guide(torch, make_model,
     found = score(text, encoder, params, hparams["n_head"], stride=stride)
     assert found.n_tokens == n_scored == ids.shape[1] - 1
     assert found.nll == pytest.approx(total, rel=1e-5)
+
+
+PROJ = {"target_modules": ["c_attn", "c_proj"]}
+ADAPTERS = {
+    "default": {},
+    "every matrix": {"target_modules": "all-linear"},
+    "both c_proj": {"target_modules": ["c_proj"]},
+    "the MLP's c_proj": {"target_modules": ["mlp.c_proj"]},
+    "full paths": {"target_modules": ["transformer.h.0.attn.c_attn", "transformer.h.1.mlp.c_fc"]},
+    "partial paths": {"target_modules": ["1.attn.c_proj", "h.0.mlp.c_fc"]},
+    "regular expression": {"target_modules": r".*h\.\d\.(attn\.c_attn|mlp\..*)(?<!act|out)"},
+    "exclude": PROJ | {"exclude_modules": ["attn.c_proj"]},
+    "exclude by expression": PROJ | {"exclude_modules": r".*\.0\..*"},
+    "not fan in, fan out": {"fan_in_fan_out": False},
+    "fan in, fan out": {"fan_in_fan_out": True},
+    "rank-stabilized": {"use_rslora": True, "r": 5},
+    "rank_pattern": PROJ | {"rank_pattern": {"mlp.c_proj": 4, "^transformer.h.0.attn.c_attn": 1}},
+    "rank_pattern, expression": PROJ | {"rank_pattern": {r"h\.[12].*": 1}, "use_rslora": True},
+    "alpha_pattern": PROJ | {"alpha_pattern": {"h.0.attn.c_proj": 1, "c_proj": 9}},
+    "alpha and rank": PROJ | {"alpha_pattern": {"attn.*": 7}, "rank_pattern": {"c_attn|c_fc": 3}},
+    "one layer": {"layers_to_transform": 1},
+    "some layers": PROJ | {"layers_to_transform": [0, 5], "layers_pattern": "h"},
+    "patterns of layers": PROJ | {"layers_to_transform": [1], "layers_pattern": ["layer", "h"]},
+    "embedding": {"modules_to_save": ["wte"]},
+    "embeddings": {"modules_to_save": ["wte", "wpe"]},
+    "head": {"modules_to_save": ["lm_head"]},
+    "embedding and head": {"modules_to_save": ["wte", "lm_head"]},
+    "tied": {"modules_to_save": ["wte", "lm_head"], "ensure_weight_tying": True},
+    "norms": {"modules_to_save": ["ln_1", "ln_f"]},
+    "whole MLPs": PROJ | {"modules_to_save": ["mlp"]},
+    "whole matrices": {"target_modules": ["c_fc"], "modules_to_save": ["attn.c_attn"]},
+    "orthogonal": {"init_lora_weights": "orthogonal", "r": 2},
+    "task": {"task_type": "CAUSAL_LM", "lora_dropout": 0.1},
+}
+
+
+@pytest.fixture
+def adapt(torch):
+    """A function that writes an adapter with PEFT -> the model that PEFT makes of it and a base."""
+    peft = pytest.importorskip("peft")
+
+    def write(make_base, folder, options, dtype=None):
+        torch.manual_seed(0)
+        config = {"r": 3, "lora_alpha": 5, "init_lora_weights": False} | options
+        model = peft.get_peft_model(make_base(), peft.LoraConfig(**config))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter += 0.1 * torch.randn_like(parameter)
+        model.to(dtype).save_pretrained(folder)
+        return peft.PeftModel.from_pretrained(make_base(), folder).merge_and_unload().eval()
+
+    return write
+
+
+@pytest.mark.parametrize("base", ["transformers", "untied"])
+@pytest.mark.parametrize("options", ADAPTERS.values(), ids=ADAPTERS)
+def test_adapters_equal_pefts_merged(torch, adapt, model_folder, tmp_path, expected, options, base):
+    transformers = pytest.importorskip("transformers")
+    base = model_folder(base)
+    make_base = functools.partial(transformers.GPT2LMHeadModel.from_pretrained, base)
+    if options.get("ensure_weight_tying") and base.name == "untied":
+        options = options | {"ensure_weight_tying": False}
+    model = adapt(make_base, tmp_path / "adapter", options)
+    _, hparams, params = load(base, adapter=tmp_path / "adapter")
+    found = gpt2(expected["ids"], **params, n_head=hparams["n_head"])
+    with torch.inference_mode():
+        wanted = model(torch.tensor(expected["ids"])[None]).logits[0].numpy()
+    assert np.abs(found - wanted).max() <= 1e-4 + 2e-6 * np.abs(wanted).max()
+    plain = gpt2(expected["ids"], **load(base).params, n_head=hparams["n_head"])
+    assert np.abs(found - plain).max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_adapters_in_half_precision_equal_pefts(
+    torch, adapt, model_folder, tmp_path, expected, dtype
+):
+    transformers = pytest.importorskip("transformers")
+    base = model_folder("transformers")
+    make_base = functools.partial(transformers.GPT2LMHeadModel.from_pretrained, base)
+    model = adapt(make_base, tmp_path / "adapter", PROJ, getattr(torch, dtype))
+    _, hparams, params = load(base, adapter=tmp_path / "adapter")
+    found = gpt2(expected["ids"], **params, n_head=hparams["n_head"])
+    with torch.inference_mode():
+        wanted = model(torch.tensor(expected["ids"])[None]).logits[0].numpy()
+    assert np.abs(found - wanted).max() <= 1e-4 + 2e-6 * np.abs(wanted).max()
+
+
+def test_an_adapter_of_the_body_equals_pefts(torch, adapt, model_folder, tmp_path, expected):
+    transformers = pytest.importorskip("transformers")
+    base = model_folder("transformers")
+    make_base = functools.partial(transformers.GPT2Model.from_pretrained, base)
+    options = {"target_modules": ["c_attn", "h.0.mlp.c_proj"], "task_type": "FEATURE_EXTRACTION"}
+    model = adapt(make_base, tmp_path / "adapter", options)
+    _, hparams, params = load(base, adapter=tmp_path / "adapter")
+    found = gpt2(expected["ids"], **params, n_head=hparams["n_head"])
+    with torch.inference_mode():
+        hidden = model(torch.tensor(expected["ids"])[None]).last_hidden_state[0].numpy()
+    wanted = hidden @ params["wte"].T
+    assert np.abs(found - wanted).max() <= 1e-4 + 2e-6 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_dora": True},
+        {"bias": "all"},
+        {"bias": "lora_only"},
+        {"lora_bias": True},
+        {"init_lora_weights": "pissa"},
+        {"target_modules": ["c_attn", "wte"]},
+        {"target_modules": ["c_attn", "lm_head"]},
+        {"target_modules": [], "target_parameters": ["attn.c_attn.weight"]},
+        {"trainable_token_indices": [1, 2]},
+    ],
+    ids=str,
+)
+def test_adapters_of_other_kinds_are_refused(torch, adapt, model_folder, tmp_path, options):
+    transformers = pytest.importorskip("transformers")
+    base = model_folder("transformers")
+    make_base = functools.partial(transformers.GPT2LMHeadModel.from_pretrained, base)
+    adapt(make_base, tmp_path / "adapter", options)
+    names = "|".join({"target_modules" if value else "" for value in options.values()} | {*options})
+    with pytest.raises(PicogptError, match=f"adapter_config.json: ({names}) "):
+        load(base, adapter=tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("kind", ["IA3Config", "AdaLoraConfig", "VeraConfig"])
+def test_adapters_that_are_not_lora_are_refused(torch, model_folder, tmp_path, kind):
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    base = model_folder("transformers")
+    settings = {"target_modules": ["c_attn"]}
+    settings |= {"feedforward_modules": []} if kind == "IA3Config" else {}
+    settings |= {"total_step": 10} if kind == "AdaLoraConfig" else {}
+    model = transformers.GPT2LMHeadModel.from_pretrained(base)
+    peft.get_peft_model(model, getattr(peft, kind)(**settings)).save_pretrained(tmp_path)
+    with pytest.raises(PicogptError, match=r"adapter_config\.json: peft_type is "):
+        load(base, adapter=tmp_path)
+
+
+def test_what_the_example_of_lora_writes_peft_loads(torch, tmp_path):
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("optax")
+    text = EXAMPLES.parent / "README.md"
+    command = [sys.executable, EXAMPLES / "lora_jax.py", text, "-o", tmp_path / "lora", "--smoke"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "trains 98,304 parameters of 5,951,488, 1.7%" in done.stdout
+    assert re.search(r"3 steps; held-out loss \d\.\d{4} -> \d\.\d{4} nats", done.stdout)
+    encoder, hparams, base = load("tales")
+    save(tmp_path / "tales", encoder, hparams, base)
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "tales")
+    model = peft.PeftModel.from_pretrained(model, tmp_path / "lora").merge_and_unload().eval()
+    params = load("tales", adapter=tmp_path / "lora").params
+    ids = encoder.encode("Once upon a time there was a king")
+    check_against(torch, model, params, hparams["n_head"], ids, 8)
+    assert np.abs(gpt2(ids, **params, n_head=8) - gpt2(ids, **base, n_head=8)).max() > 1e-3

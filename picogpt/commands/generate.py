@@ -18,7 +18,7 @@ from ..errors import PicogptError, decode, parse_json
 from ..generation import Generated, Step, generate_many, stream_batch
 from .terminal import (
     WHOLE,
-    add_backend,
+    add_loading,
     in_color,
     load_model,
     number,
@@ -119,7 +119,7 @@ def generate_parser() -> argparse.ArgumentParser:
         help="prompts side by side (default: 32)",
     )
     add("--logprobs", type=WHOLE, metavar="K", help="tell log-probabilities, and the K likeliest")
-    add_backend(parser)
+    add_loading(parser)
     return parser
 
 

@@ -12,7 +12,7 @@ from ..pictures import attention_plot, attention_view, check_picture, lens_plot,
 from ..tracing import logit_lens
 from .terminal import (
     WHOLE,
-    add_backend,
+    add_loading,
     drawable,
     in_color,
     load_model,
@@ -92,7 +92,7 @@ def next_parser() -> argparse.ArgumentParser:
     add("--top", type=WHOLE, default=10, metavar="N", help="show the N likeliest (default: 10)")
     add("--json", action="store_true", help="print one JSON object")
     sampling_group(parser, "How the probabilities are changed before one would be picked.", "1")
-    add_backend(parser)
+    add_loading(parser)
     return parser
 
 
@@ -136,7 +136,7 @@ def lens_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="draw it instead: a .png, .svg or .pdf"
     )
-    add_backend(parser)
+    add_loading(parser)
     return parser
 
 
@@ -181,7 +181,7 @@ def attention_parser() -> argparse.ArgumentParser:
     add("-o", "--output", required=True, metavar="FILE", help="a .png, .svg, .pdf or .html")
     add("--layer", type=WHOLE, metavar="N", help="from 0 (default: the last)")
     add("--head", type=_head, default="all", metavar="N", help="from 0, mean or all (default: all)")
-    add_backend(parser)
+    add_loading(parser)
     return parser
 
 

@@ -62,7 +62,10 @@ def text_parser(verb: str, text: str, description: str, help_: str) -> argparse.
     return parser
 
 
-def add_backend(parser: argparse.ArgumentParser) -> None:
+def add_loading(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--adapter", metavar="FOLDER", help="merge a LoRA adapter of PEFT's into the model"
+    )
     parser.add_argument(
         "--backend", choices=BACKENDS, default="numpy", help="array library (default: numpy)"
     )
@@ -113,7 +116,7 @@ def load_model(args: argparse.Namespace) -> Model:
     if args.model is None and sys.stderr.isatty():
         dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
         print(f"{dim}model: {find_model(model, args.weights_dir)}{plain}", file=sys.stderr)
-    loaded = load(model, weights_dir=args.weights_dir)
+    loaded = load(model, weights_dir=args.weights_dir, adapter=args.adapter)
     if args.backend == "numpy":
         return loaded
     return loaded._replace(params=to_backend(loaded.params, args.backend))

@@ -18,6 +18,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import numpy as np
 import tensorflow as tf
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -144,6 +145,25 @@ def make_transformers_folders(ids):
     return logits
 
 
+def make_adapter(ids):
+    """Writes a LoRA adapter with PEFT -> the logits of the model with it."""
+    torch.manual_seed(0)
+    config = LoraConfig(
+        r=2,
+        lora_alpha=3,
+        target_modules=["c_attn", "mlp.c_proj"],
+        rank_pattern={"mlp.c_proj": 1},
+        alpha_pattern={"h.1.attn.c_attn": 5},
+        init_lora_weights=False,
+    )
+    model = get_peft_model(make_model()[0], config).eval()
+    shutil.rmtree(HERE / "adapter", ignore_errors=True)
+    model.save_pretrained(HERE / "adapter")
+    (HERE / "adapter" / "README.md").unlink()
+    with torch.inference_mode():
+        return model.merge_and_unload()(ids[None]).logits[0].numpy()
+
+
 def main():
     make_vocabulary()
     model, tensors = make_model()
@@ -178,6 +198,7 @@ def main():
     names["attentions"] = torch.stack(inside.attentions)[:, 0].numpy()  # [layer, head, from, to]
     names["hidden_states"] = torch.stack(inside.hidden_states)[:, 0].numpy()  # the last after ln_f
     others = make_transformers_folders(torch.from_numpy(ids))
+    others["logits/adapter"] = make_adapter(torch.from_numpy(ids))
     np.savez_compressed(HERE / "expected.npz", **names, **tensors, **others)
 
 

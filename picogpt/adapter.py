@@ -1,0 +1,274 @@
+"""LoRA adapters, as PEFT writes them: little matrices, merged into those that they were made for.
+
+An adapter's folder holds adapter_config.json, which says what is adapted and how strongly, and
+adapter_model.safetensors. For a matrix w [n_in, n_out] of the model it has lora_A [r, n_in] and
+lora_B [n_out, r], and the fine-tuned matrix is
+
+    w + (alpha / r) * lora_A.T @ lora_B.T
+
+or alpha / sqrt(r) in rank-stabilized LoRA. Modules that modules_to_save names are there as a whole,
+and take the place of the model's.
+
+Source: LoRA, https://arxiv.org/abs/2106.09685. The folder's layout, and which names it means, are
+as in https://github.com/huggingface/peft.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
+
+from . import checkpoint
+from .backend import array_module
+from .errors import MAX_TOLD, PicogptError, find_files, read_json, refuse_pickle
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+PREFIX = "base_model.model."  # comes before all names
+BODY = "transformer."  # comes next, but for the head's, where a GPT2LMHeadModel was adapted
+HEAD = "lm_head.weight"
+ENDS = {"g": "weight", "w": "weight", "b": "bias"}  # of names, here and there
+MATRICES = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc)")
+# What adapter_config.json may say, first what it means to leave it out.
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "task_type": (None, "CAUSAL_LM", "FEATURE_EXTRACTION"),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+}
+# These say where it comes from and how it was trained. Whatever else is set is refused: DoRA and
+# its like change what the little matrices mean, PiSSA and its like the model below them.
+IDLE = {"auto_mapping", "base_model_name_or_path", "revision", "peft_version", "inference_mode"}
+IDLE |= {"fan_in_fan_out", "lora_dropout", "runtime_config", "megatron_config", "megatron_core"}
+IDLE |= {"eva_config", "loftq_config", "corda_config", "lora_ga_config", "qalora_group_size"}
+UNSET: tuple[Any, ...] = (None, False, {}, [])
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Lora:
+    """What adapter_config.json says."""
+
+    r: int = 8
+    lora_alpha: float = 8
+    use_rslora: bool = False
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    alpha_pattern: dict[str, float] = field(default_factory=dict)
+    target_modules: str | list[str] = field(default_factory=lambda: ["c_attn"])
+    exclude_modules: str | list[str] = field(default_factory=list)
+    modules_to_save: list[str] = field(default_factory=list)
+    ensure_weight_tying: bool = False
+    layers_to_transform: int | list[int] = field(default_factory=list)
+    layers_pattern: str | list[str] = field(default_factory=list)
+
+    def is_target(self, module: str) -> bool:
+        """Whether there are a lora_A and a lora_B for a module."""
+        if _matches(self.exclude_modules, module):
+            return False
+        if any(re.match(rf"(^|.*\.){name}($|\..*)", module) for name in self.modules_to_save):
+            return False
+        if isinstance(self.target_modules, str):
+            if self.target_modules.lower() == "all-linear":
+                return MATRICES.fullmatch(module) is not None
+            return _matches(self.target_modules, module)
+        return _matches(self.target_modules, module) and self.is_in_layers(module)
+
+    def is_in_layers(self, module: str) -> bool:
+        layers = self.layers_to_transform
+        if layers == []:
+            return True
+        patterns = self.layers_pattern or []
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        starts = [rf"(?:^|.*?\.){pattern}" for pattern in patterns] or [r".*?\.[^.]*"]
+        matches = (re.match(rf"{start}\.(?P<layer>\d+)\.", module) for start in starts)
+        found = next(filter(None, matches), None)
+        wanted = layers if isinstance(layers, list) else [layers]
+        return found is not None and int(found["layer"]) in wanted
+
+    def is_saved(self, tensor: str) -> bool:
+        """Whether a tensor is there as a whole."""
+        parts = tensor.split(".")
+        modules = [".".join(parts[:n]) for n in range(1, len(parts))]
+        return any(module.endswith(tuple(self.modules_to_save)) for module in modules)
+
+    def rank(self, module: str) -> int:
+        return next(_values(self.rank_pattern, module), self.r)
+
+    def scaling(self, module: str) -> float:
+        rank = self.rank(module)
+        alpha = next(_values(self.alpha_pattern, module), self.lora_alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _matches(names: str | list[str], module: str) -> bool:
+    """A string is a regular expression; in a list are names, or ends of names."""
+    if isinstance(names, str):
+        return re.fullmatch(names, module) is not None
+    return any(f".{module}".endswith(f".{name}") for name in names)
+
+
+def _values(patterns: dict[str, T], module: str) -> Iterator[T]:
+    """Yields the values of the patterns that a module fits, all of it or its end."""
+    return (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module))
+
+
+def merge_adapter(
+    params: dict[str, Any], adapter: str | Path, *, scale: float = 1.0
+) -> dict[str, Any]:
+    """Merges a LoRA adapter into a model's parameters.
+
+    Args:
+        params: as `load` returns them; not changed.
+        adapter: the folder that PEFT wrote, with adapter_config.json and adapter_model.safetensors.
+        scale: how much of it to add; -1 takes away what 1 has added. One that replaces whole
+            modules (modules_to_save) can be merged at 1 only.
+
+    Returns:
+        A tree like params, with new arrays in place of those that the adapter changes; the others
+        are shared. Where it replaces one of wte and lm_head and not the other, there is an lm_head.
+
+    Raises:
+        PicogptError: the adapter is damaged, of another kind, or was made for another model.
+        OSError: a file cannot be read.
+
+    Source: PEFT's merge_and_unload.
+    """
+    if not math.isfinite(scale):
+        raise PicogptError(f"scale: is {scale}; expected a finite number")
+    folder = Path(adapter)
+    if not (folder / ADAPTER_FILES[1]).is_file():
+        refuse_pickle(folder / "adapter_model.bin", ADAPTER_FILES[1], "PEFT")
+    config, path = find_files(folder, *ADAPTER_FILES)
+    lora = _read_config(config)
+    if lora.modules_to_save and scale != 1:
+        found = f"modules_to_save is {lora.modules_to_save!r:.60}"
+        raise PicogptError(f"{config}: {found}; whole modules cannot be scaled by {scale}")
+
+    stored = checkpoint.read_header(path)
+    body = BODY if any(name.startswith(PREFIX + BODY) for name in stored) else ""
+    merged: dict[str, Any] = _copy(params)
+    places = {HEAD: (merged, "lm_head")} | dict(_places(merged, body))
+    modules = [name.removesuffix(".weight") for name in places if name.endswith(".weight")]
+    try:
+        targets = list(filter(lora.is_target, modules))
+        replaced = list(filter(lora.is_saved, places))
+        scalings = {module: lora.scaling(module) for module in targets}
+    except re.error as error:
+        found = f"{error.pattern!r:.60} is no regular expression"
+        raise PicogptError(f"{config}: {found}, {error}") from None
+    strange = ", ".join(module for module in targets if not MATRICES.fullmatch(module))
+    if strange or not targets:
+        found = f"target_modules {lora.target_modules!r:.60} match {strange or 'nothing'}"
+        raise PicogptError(f"{config}: {found}; expected c_attn, c_proj or c_fc of a GPT-2")
+
+    if lora.ensure_weight_tying and PREFIX + HEAD in stored and f"{body}wte.weight" in replaced:
+        replaced.append(HEAD)
+
+    def current(name: str) -> Any:
+        owner, key = places[name]
+        return owner["wte"] if key == "lm_head" and key not in owner else owner[key]
+
+    shapes = {name: current(name).shape for name in replaced}
+    for module in targets:
+        n_in, n_out = current(f"{module}.weight").shape
+        rank = lora.rank(module)
+        shapes |= {
+            f"{module}.lora_A.weight": (rank, n_in),
+            f"{module}.lora_B.weight": (n_out, rank),
+        }
+    _check_shapes(path, {name.removeprefix(PREFIX): e.shape for name, e in stored.items()}, shapes)
+    tensors = checkpoint.read_tensors({name: stored[PREFIX + name] for name in shapes})
+
+    if f"{body}wte.weight" in replaced:
+        merged.setdefault("lm_head", merged["wte"])  # which has not been trained
+    for name in replaced:
+        owner, key = places[name]
+        owner[key] = _like(current(name), tensors[name])
+    for module, scaling in scalings.items():
+        owner, key = places[f"{module}.weight"]
+        a, b = tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"]
+        owner[key] = owner[key] + _like(owner[key], (scale * scaling) * (a.T @ b.T))
+    return merged
+
+
+def _like(array: Any, values: Any) -> Any:
+    """Values in the library and dtype of an array."""
+    return array_module(array).asarray(values, dtype=array.dtype)
+
+
+def _copy(tree: Any) -> Any:
+    """A tree of its own, with the same arrays."""
+    if isinstance(tree, dict):
+        return {key: _copy(value) for key, value in tree.items() if value is not None}
+    return [_copy(block) for block in tree] if isinstance(tree, list) else tree
+
+
+def _places(tree: dict[str, Any], path: str) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
+    """Yields transformers' name of each array, and where it is: the dict that holds it, and key."""
+    for key, value in tree.items():
+        if key == "blocks":
+            for i, block in enumerate(value):
+                yield from _places(block, f"{path}h.{i}.")
+        elif isinstance(value, dict):
+            yield from _places(value, f"{path}{key}.")
+        elif key != "eps":
+            name = path + ENDS[key] if key in ENDS else f"{path}{key}.weight"
+            yield name if key != "lm_head" else HEAD, (tree, key)
+
+
+def _read_config(path: Path) -> _Lora:
+    config = read_json(path)
+    for name, allowed in SETTINGS.items():
+        if (value := config.get(name, allowed[0])) not in allowed:
+            raise PicogptError(f"{path}: {name} is {value!r:.60}; expected {allowed[0]!r}")
+    known = IDLE | set(SETTINGS) | set(_Lora.__annotations__)
+    for name, value in config.items():
+        if name not in known and value not in UNSET:
+            raise PicogptError(f"{path}: {name} is {value!r:.60}; expected LoRA without it")
+
+    fields = {name: config[name] for name in _Lora.__annotations__ if config.get(name) is not None}
+    for name, value in fields.items():
+        hint = _Lora.__annotations__[name]
+        if not _is_a(value, hint):
+            expected = hint.__name__ if isinstance(hint, type) and not get_args(hint) else hint
+            raise PicogptError(f"{path}: {name} is {value!r:.60}; expected {expected}")
+    lora = _Lora(**fields)
+    for rank in (lora.r, *lora.rank_pattern.values()):
+        if not 0 < rank < 1 << 31:
+            raise PicogptError(f"{path}: a rank is {rank!r:.40}; expected a positive integer")
+    for alpha in (lora.lora_alpha, *lora.alpha_pattern.values()):
+        if not abs(alpha) < 1e30:
+            raise PicogptError(f"{path}: an alpha is {alpha!r:.40}; expected a finite number")
+    return lora
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON has the type that an annotation says."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is UnionType:
+        return any(_is_a(value, part) for part in parts)
+    if kind in (list, dict):
+        values = value.values() if isinstance(value, dict) else value
+        return isinstance(value, kind) and all(_is_a(item, parts[-1]) for item in values)
+    return type(value) is hint or (hint is float and type(value) is int)
+
+
+def _check_shapes(
+    path: Path, stored: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]
+) -> None:
+    """Raises PicogptError if tensors are missing, unexpected or of another shape; names each, once
+    for what is the same in several layers."""
+    problems = [f"missing {name}" for name in expected if name not in stored]
+    problems += [f"unexpected {name}" for name in stored if name not in expected]
+    for name, shape in expected.items():
+        if stored.get(name, shape) != shape:
+            problems.append(f"{name} is {stored[name]}, expected {shape}")
+    layers: dict[str, list[str]] = {}
+    for problem in problems:
+        layers.setdefault(re.sub(r"\bh\.\d+", "h.*", problem), []).append(problem)
+    if told := [every if len(each) > 1 else each[0] for every, each in layers.items()]:
+        what = "; ".join(told[:MAX_TOLD])
+        raise PicogptError(f"{path}: does not fit {ADAPTER_FILES[0]} and this model: {what}")
