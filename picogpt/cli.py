@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from .commands import generate, inspect, models, score
+from .commands import completion, generate, inspect, models, score
 from .commands.terminal import say
 from .errors import PicogptError, one_line
 
@@ -25,6 +25,7 @@ VERBS = {
     "models": (models.models_parser, models.run_models),
     "download": (models.download_parser, models.run_download),
     "verify": (models.verify_parser, models.run_verify),
+    "completion": (completion.completion_parser, completion.run_completion),
 }
 
 

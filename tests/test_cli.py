@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -27,10 +28,12 @@ from picogpt import (
     scoring,
     token_logprobs,
 )
-from picogpt.cli import main
+from picogpt.cli import VERBS, main
 from picogpt.commands import generate as generating
 from picogpt.commands import score as scores
 from picogpt.commands import terminal
+from picogpt.download import OFFICIAL
+from picogpt.loader import BUNDLED
 
 
 @pytest.fixture
@@ -1140,3 +1143,86 @@ def test_probabilities_end_where_the_text_does(capsys):
     assert main([*arguments, "--n-samples", "2"]) == 1
     message = "--show-probs and --json show one text; leave --n-samples at 1"
     assert capsys.readouterr().err == f"picogpt: error: {message}\n"
+
+
+OPTIONS = {
+    verb: [option for action in make()._actions for option in action.option_strings]
+    for verb, (make, _) in VERBS.items()
+}
+
+
+def complete_in_bash(*words):
+    """-> what bash offers for the last of the words."""
+    script = (
+        'source <("$0" -m picogpt completion bash); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))\n'
+    )
+    script += '_shtab_picogpt 2> /dev/null; printf "%s\\n" "${COMPREPLY[@]}"'
+    command = ["bash", "-c", script, sys.executable, *words]
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["picogpt", "to"], ["tokens"]),
+        (["picogpt", "Once upon", "--n-"], ["--n-tokens", "--n-samples"]),
+        (["picogpt", "next", "Once upon", "--backend", ""], ["numpy", "cupy", "jax"]),
+        (["picogpt", "score", "--model", "35"], ["355M"]),
+        (["picogpt", "download", "--source", "h"], ["huggingface"]),
+        (["picogpt", "completion", ""], ["bash", "zsh", "fish"]),
+        (["picogpt", "verify", "--"], ["--help", "--weights-dir"]),
+    ],
+)
+def test_completion_in_bash(words, offered):
+    assert complete_in_bash(*words) == offered
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+def test_completion_of_folders_in_bash(tmp_path, monkeypatch):
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-text").touch()
+    monkeypatch.chdir(tmp_path)
+    assert complete_in_bash("picogpt", "x", "--model", "my") == ["my-model"]
+    assert complete_in_bash("picogpt", "x", "--adapter", "my") == ["my-model"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command_and_option(capsys, shell):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for verb, options in OPTIONS.items():
+        assert verb in script
+        for option in options:
+            written = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
+            assert (written if shell == "fish" else option) in script
+    for model in (*BUNDLED, *OFFICIAL):
+        assert model in script
+
+
+@pytest.mark.parametrize("columns", [50, 80, 120])
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_is_as_wide_as_the_terminal(verb, columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines if not line.startswith(" ")) < columns
+    if verb == "generate":
+        assert max(map(len, lines)) > columns - 15
+
+
+def test_options_are_grouped(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    groups = re.findall(r"^(\w[\w ]*):$", capsys.readouterr().out, re.MULTILINE)
+    assert groups == [
+        "positional arguments",
+        "options",
+        "model",
+        "output",
+        "length",
+        "sampling",
+        "many prompts",
+        "examples",
+    ]

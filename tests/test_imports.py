@@ -14,7 +14,7 @@ import picogpt
 LAYERS = ["errors", "backend", "model", "encoder", "checkpoint", "adapter"]
 LAYERS += ["download", "loader", "lookahead", "generation", "scoring", "tracing", "pictures"]
 LAYERS += ["commands/terminal"]
-LAYERS += [f"commands/{name}" for name in ("generate", "inspect", "score", "models")]
+LAYERS += [f"commands/{name}" for name in ("generate", "inspect", "score", "models", "completion")]
 LAYERS += ["cli"]
 
 

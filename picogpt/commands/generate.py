@@ -18,7 +18,6 @@ from ..errors import PicogptError, decode, parse_json
 from ..generation import Generated, Step, generate_many, stream_batch
 from .terminal import (
     WHOLE,
-    add_loading,
     in_color,
     load_model,
     number,
@@ -53,6 +52,7 @@ other commands (picogpt COMMAND --help):
   models                list the models, and whether and where they are here
   download MODEL        fetch an official model
   verify MODEL          check a model's files
+  completion SHELL      let the shell complete all this: bash, zsh or fish
 """
 AUTO_LOOKAHEAD = 31  # tokens; how many of them are guessed is decided by how it goes
 # From doubtful to sure, in colours that all can tell apart, by brightness too.
@@ -61,11 +61,12 @@ CONFIDENCE = ("97;48;5;160", "30;48;5;215", "30;48;5;223", "30;48;5;195", "30;48
 
 def generate_parser() -> argparse.ArgumentParser:
     parser = text_parser("", "PROMPT", "Continue a text with GPT-2.", GENERATE_HELP)
-    add = parser.add_argument
+    parser.add_argument("--version", action="version", version=f"picogpt {__version__}")
+
+    add = parser.add_argument_group("output").add_argument
     add("--echo", action="store_true", help="print the prompt before the text")
     add("--show-probs", action="store_true", help="print a line for each token: its probability")
     add("--json", action="store_true", help="the same as JSON, an object a line")
-    add("--version", action="version", version=f"picogpt {__version__}")
 
     add = parser.add_argument_group("length").add_argument
     add("--n-tokens", type=WHOLE, default=40, metavar="N", help="add at most N (default: 40)")
@@ -119,7 +120,6 @@ def generate_parser() -> argparse.ArgumentParser:
         help="prompts side by side (default: 32)",
     )
     add("--logprobs", type=WHOLE, metavar="K", help="tell log-probabilities, and the K likeliest")
-    add_loading(parser)
     return parser
 
 

@@ -12,7 +12,6 @@ from ..pictures import attention_plot, attention_view, check_picture, lens_plot,
 from ..tracing import logit_lens
 from .terminal import (
     WHOLE,
-    add_loading,
     drawable,
     in_color,
     load_model,
@@ -56,7 +55,7 @@ examples:
 
 def tokens_parser() -> argparse.ArgumentParser:
     description = "Show how a text is cut into tokens: their number, then the id and text of each."
-    parser = text_parser("tokens", "TEXT", description, TOKENS_HELP)
+    parser = text_parser("tokens", "TEXT", description, TOKENS_HELP, runs=False)
     parser.add_argument("--count", action="store_true", help="print their number only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -92,7 +91,6 @@ def next_parser() -> argparse.ArgumentParser:
     add("--top", type=WHOLE, default=10, metavar="N", help="show the N likeliest (default: 10)")
     add("--json", action="store_true", help="print one JSON object")
     sampling_group(parser, "How the probabilities are changed before one would be picked.", "1")
-    add_loading(parser)
     return parser
 
 
@@ -136,7 +134,6 @@ def lens_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="draw it instead: a .png, .svg or .pdf"
     )
-    add_loading(parser)
     return parser
 
 
@@ -181,7 +178,6 @@ def attention_parser() -> argparse.ArgumentParser:
     add("-o", "--output", required=True, metavar="FILE", help="a .png, .svg, .pdf or .html")
     add("--layer", type=WHOLE, metavar="N", help="from 0 (default: the last)")
     add("--head", type=_head, default="all", metavar="N", help="from 0, mean or all (default: all)")
-    add_loading(parser)
     return parser
 
 

@@ -6,7 +6,7 @@ import warnings
 from ..download import FILES, OFFICIAL, fetch, is_complete
 from ..errors import PicogptError, one_line
 from ..loader import BUNDLED, find_model, load, measure, verify
-from .terminal import make_parser
+from .terminal import add_weights_dir, make_parser
 
 DOWNLOAD_HELP = """\
 MODEL is 124M, 355M, 774M or 1558M (0.5, 1.4, 3.1 or 6.2 GB), or distilgpt2 (0.3 GB), which Hugging
@@ -27,7 +27,9 @@ the format has them (TensorFlow's has, safetensors has none), and whether all nu
 
 def models_parser() -> argparse.ArgumentParser:
     description = "List the models: parameters, size, and whether and where they are here."
-    return make_parser("models", "", description, "")
+    parser = make_parser("models", "", description, "")
+    add_weights_dir(parser)
+    return parser
 
 
 def run_models(args: argparse.Namespace) -> None:
@@ -49,6 +51,7 @@ def run_models(args: argparse.Namespace) -> None:
 
 def download_parser() -> argparse.ArgumentParser:
     parser = make_parser("download", "MODEL", "Fetch an official model.", DOWNLOAD_HELP)
+    add_weights_dir(parser)
     parser.add_argument("model", metavar="MODEL", help=", ".join(OFFICIAL))
     parser.add_argument(
         "--source", choices=list(FILES), help="where from (default: openai, if it has the model)"
@@ -69,6 +72,7 @@ def run_download(args: argparse.Namespace) -> None:
 
 def verify_parser() -> argparse.ArgumentParser:
     parser = make_parser("verify", "MODEL", "Check a model's files.", VERIFY_HELP)
+    add_weights_dir(parser)
     parser.add_argument("model", metavar="MODEL", help="a model's name, or a folder")
     return parser
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..encoder import Encoder
 from ..errors import PicogptError, one_line, parse_json
 from ..scoring import Score, Scored, score_texts
-from .terminal import WHOLE, add_loading, in_color, load_model, model_parser, quoted, read_input
+from .terminal import WHOLE, in_color, load_model, model_parser, quoted, read_input
 
 SCORE_HELP = """\
 FILE is UTF-8 text, - is stdin. A file that ends in .jsonl holds JSON objects, one on a line, whose
@@ -54,7 +54,6 @@ def score_parser() -> argparse.ArgumentParser:
     )
     add("--last-word", action="store_true", help="tell how often the last word is foreseen")
     add("--json", action="store_true", help="print one JSON object")
-    add_loading(parser)
     return parser
 
 

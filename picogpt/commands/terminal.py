@@ -1,9 +1,11 @@
 """What the commands share: arguments, the model, files and the terminal."""
 
 import argparse
+import itertools
 import math
 import os
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,30 +31,59 @@ def number(kind: type, low: float, high: float, expected: str) -> Callable[[str]
 WHOLE = number(int, 0, math.inf, "a whole number, 0 or more")
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help whose paragraphs are as wide as the terminal; indented lines stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        for is_indented, group in itertools.groupby(text.splitlines(), lambda x: x[:1] in " "):
+            if is_indented:
+                lines += group
+            else:
+                lines += textwrap.wrap(" ".join(group), width, break_on_hyphens=False)
+        return "".join(f"{indent}{line}\n" for line in lines)
+
+
 def make_parser(verb: str, operand: str, description: str, help_: str) -> argparse.ArgumentParser:
     name = f"picogpt {verb}".strip()
-    parser = argparse.ArgumentParser(
+    return argparse.ArgumentParser(
         prog=name,
         usage=" ".join(filter(None, [name, operand, "[options]"])),
         description=description,
         epilog=help_,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
+
+
+def add_weights_dir(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--weights-dir", metavar="DIR", help="the folder of the official models")
-    return parser
 
 
-def model_parser(verb: str, operand: str, description: str, help_: str) -> argparse.ArgumentParser:
+def model_parser(
+    verb: str, operand: str, description: str, help_: str, *, runs: bool = True
+) -> argparse.ArgumentParser:
+    """A parser with the options that say which model, and how it runs."""
     parser = make_parser(verb, operand, description, help_)
-    parser.add_argument(
+    group = parser.add_argument_group("model")
+    group.add_argument(
         "--model", metavar="MODEL", help=f"{', '.join((*BUNDLED, *OFFICIAL))} or a folder"
     )
+    add_weights_dir(group)
+    if runs:
+        group.add_argument(
+            "--adapter", metavar="FOLDER", help="merge a LoRA adapter of PEFT's into the model"
+        )
+        group.add_argument(
+            "--backend", choices=BACKENDS, default="numpy", help="array library (default: numpy)"
+        )
     return parser
 
 
-def text_parser(verb: str, text: str, description: str, help_: str) -> argparse.ArgumentParser:
-    parser = model_parser(verb, f"[{text}]", description, help_)
+def text_parser(
+    verb: str, text: str, description: str, help_: str, *, runs: bool = True
+) -> argparse.ArgumentParser:
+    parser = model_parser(verb, f"[{text}]", description, help_, runs=runs)
     parser.add_argument("text", nargs="?", type=utf8, metavar=text, help="- reads it from stdin")
     parser.add_argument(
         "--allow-special",
@@ -60,15 +91,6 @@ def text_parser(verb: str, text: str, description: str, help_: str) -> argparse.
         help="read <|endoftext|> as the special token, not as text",
     )
     return parser
-
-
-def add_loading(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--adapter", metavar="FOLDER", help="merge a LoRA adapter of PEFT's into the model"
-    )
-    parser.add_argument(
-        "--backend", choices=BACKENDS, default="numpy", help="array library (default: numpy)"
-    )
 
 
 def sampling_group(
