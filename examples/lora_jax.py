@@ -76,7 +76,6 @@ def write_adapter(folder, lora):
         "fan_in_fan_out": True,
         "inference_mode": True,
     }
-    folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
@@ -88,13 +87,16 @@ def main():
     parser.add_argument("--minutes", type=float, default=5, help="of training (default: 5)")
     parser.add_argument("--smoke", action="store_true", help="three steps, to see that it works")
     args = parser.parse_args()
-    if not args.text.is_file():
-        parser.error(f"{args.text}: no such file")
-    if args.output.exists():
-        parser.error(f"{args.output}: is there already; choose a new folder")
+    if not 0 < args.minutes < 1e6:
+        parser.error(f"--minutes: {args.minutes}; expected a positive number")
+    try:
+        text = args.text.read_text(encoding="utf-8")
+        args.output.mkdir(parents=True)
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(str(error))
     encoder, hparams, base = load("tales")
     n_head = hparams["n_head"]
-    ids = np.array(encoder.encode(args.text.read_text(encoding="utf-8")), np.int32)
+    ids = np.array(encoder.encode(text), np.int32)
     train, held_out = np.split(ids, [len(ids) * 19 // 20])
     if len(train) <= N_TOKENS:
         parser.error(f"{args.text}: {len(ids)} tokens; expected {N_TOKENS * 20 // 19 + 2} or more")

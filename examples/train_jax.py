@@ -66,14 +66,17 @@ def main():
     parser.add_argument("--minutes", type=float, default=5, help="of training (default: 5)")
     parser.add_argument("--smoke", action="store_true", help="three steps, to see that it works")
     args = parser.parse_args()
-    if not args.text.is_file():
-        parser.error(f"{args.text}: no such file")
-    if args.output.exists():
-        parser.error(f"{args.output}: is there already; choose a new folder")
+    if not 0 < args.minutes < 1e6:
+        parser.error(f"--minutes: {args.minutes}; expected a positive number")
+    try:
+        text = args.text.read_text(encoding="utf-8")
+        args.output.mkdir(parents=True)
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(str(error))
     n_head, n_ctx = HPARAMS["n_head"], HPARAMS["n_ctx"]
     encoder = load("tales").encoder
     hparams = {"n_vocab": encoder.n_vocab, **HPARAMS}
-    ids = np.array(encoder.encode(args.text.read_text(encoding="utf-8")), np.int32)
+    ids = np.array(encoder.encode(text), np.int32)
     train, held_out = np.split(ids, [len(ids) * 9 // 10])
     if len(train) <= n_ctx:
         parser.error(f"{args.text}: {len(ids)} tokens; expected {n_ctx * 10 // 9 + 2} or more")

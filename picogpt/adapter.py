@@ -15,11 +15,14 @@ as in https://github.com/huggingface/peft.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
+
+import numpy as np
 
 from . import checkpoint
 from .backend import array_module
@@ -43,7 +46,8 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
 IDLE = {"auto_mapping", "base_model_name_or_path", "revision", "peft_version", "inference_mode"}
 IDLE |= {"fan_in_fan_out", "lora_dropout", "runtime_config", "megatron_config", "megatron_core"}
 IDLE |= {"eva_config", "loftq_config", "corda_config", "lora_ga_config", "qalora_group_size"}
-UNSET: tuple[Any, ...] = (None, False, {}, [])
+IDLE |= {"merge_weights"}
+MATCH_SECONDS = 1  # a regular expression may take; some would take for ever
 
 T = TypeVar("T")
 
@@ -68,12 +72,14 @@ class _Lora:
         """Whether there are a lora_A and a lora_B for a module."""
         if _matches(self.exclude_modules, module):
             return False
-        if any(re.match(rf"(^|.*\.){name}($|\..*)", module) for name in self.modules_to_save):
+        if any(_match(rf"(^|.*\.){name}($|\..*)", module) for name in self.modules_to_save):
             return False
         if isinstance(self.target_modules, str):
             if self.target_modules.lower() == "all-linear":
                 return MATRICES.fullmatch(module) is not None
             return _matches(self.target_modules, module)
+        if module in self.target_modules:
+            return True
         return _matches(self.target_modules, module) and self.is_in_layers(module)
 
     def is_in_layers(self, module: str) -> bool:
@@ -83,7 +89,7 @@ class _Lora:
         patterns = self.layers_pattern or []
         patterns = [patterns] if isinstance(patterns, str) else patterns
         starts = [rf"(?:^|.*?\.){pattern}" for pattern in patterns] or [r".*?\.[^.]*"]
-        matches = (re.match(rf"{start}\.(?P<layer>\d+)\.", module) for start in starts)
+        matches = (_match(rf"{start}\.(?P<layer>\d+)\.", module) for start in starts)
         found = next(filter(None, matches), None)
         wanted = layers if isinstance(layers, list) else [layers]
         return found is not None and int(found["layer"]) in wanted
@@ -106,13 +112,25 @@ class _Lora:
 def _matches(names: str | list[str], module: str) -> bool:
     """A string is a regular expression; in a list are names, or ends of names."""
     if isinstance(names, str):
-        return re.fullmatch(names, module) is not None
+        return _match(rf"(?:{names})\Z", module) is not None
     return any(f".{module}".endswith(f".{name}") for name in names)
 
 
 def _values(patterns: dict[str, T], module: str) -> Iterator[T]:
     """Yields the values of the patterns that a module fits, all of it or its end."""
-    return (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module))
+    return (value for key, value in patterns.items() if _match(rf"(.*\.)?({key})$", module))
+
+
+def _match(pattern: str, module: str) -> Any:
+    """As `re.match`, which PEFT uses, but not for ever."""
+    import regex
+
+    try:
+        return regex.match(pattern, module, timeout=MATCH_SECONDS)
+    except (regex.error, OverflowError, RecursionError, ValueError) as error:
+        raise PicogptError(f"{pattern!r:.60} is no regular expression, {error}") from None
+    except TimeoutError:
+        raise PicogptError(f"{pattern!r:.60} takes for ever to match {module}") from None
 
 
 def merge_adapter(
@@ -136,66 +154,90 @@ def merge_adapter(
 
     Source: PEFT's merge_and_unload.
     """
-    if not math.isfinite(scale):
-        raise PicogptError(f"scale: is {scale}; expected a finite number")
-    folder = Path(adapter)
-    if not (folder / ADAPTER_FILES[1]).is_file():
-        refuse_pickle(folder / "adapter_model.bin", ADAPTER_FILES[1], "PEFT")
-    config, path = find_files(folder, *ADAPTER_FILES)
+    if not isinstance(scale, Real) or not -1e30 < (factor := float(scale)) < 1e30:
+        raise PicogptError(f"scale: is {scale!r:.40}; expected a finite number")
+    if not isinstance(params, dict) or not {"wte", "blocks"} <= params.keys():
+        raise PicogptError(f"params: is a {type(params).__name__}; expected that of load")
+    config, path = _find(adapter)
     lora = _read_config(config)
     if lora.modules_to_save and scale != 1:
         found = f"modules_to_save is {lora.modules_to_save!r:.60}"
         raise PicogptError(f"{config}: {found}; whole modules cannot be scaled by {scale}")
 
-    stored = checkpoint.read_header(path)
-    body = BODY if any(name.startswith(PREFIX + BODY) for name in stored) else ""
+    stored = _read_names(path)
     merged: dict[str, Any] = _copy(params)
-    places = {HEAD: (merged, "lm_head")} | dict(_places(merged, body))
-    modules = [name.removesuffix(".weight") for name in places if name.endswith(".weight")]
+    body = BODY if any(name.startswith(BODY) for name in stored) else ""
+    places = dict(_places(merged, body))
+    if body:
+        places[HEAD] = (merged, "lm_head")
     try:
-        targets = list(filter(lora.is_target, modules))
-        replaced = list(filter(lora.is_saved, places))
-        scalings = {module: lora.scaling(module) for module in targets}
-    except re.error as error:
-        found = f"{error.pattern!r:.60} is no regular expression"
-        raise PicogptError(f"{config}: {found}, {error}") from None
-    strange = ", ".join(module for module in targets if not MATRICES.fullmatch(module))
-    if strange or not targets:
-        found = f"target_modules {lora.target_modules!r:.60} match {strange or 'nothing'}"
-        raise PicogptError(f"{config}: {found}; expected c_attn, c_proj or c_fc of a GPT-2")
-
-    if lora.ensure_weight_tying and PREFIX + HEAD in stored and f"{body}wte.weight" in replaced:
+        targets = _targets(lora, places)
+        replaced = [name for name in places if lora.is_saved(name)]
+    except PicogptError as error:
+        raise PicogptError(f"{config}: {error}") from None
+    if lora.ensure_weight_tying and HEAD in stored and f"{body}wte.weight" in replaced:
         replaced.append(HEAD)
-
-    def current(name: str) -> Any:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in replaced:
         owner, key = places[name]
-        return owner["wte"] if key == "lm_head" and key not in owner else owner[key]
+        shapes[name] = owner.get(key, merged["wte"]).shape
+    for module, (rank, _) in targets.items():
+        owner, key = places[f"{module}.weight"]
+        n_in, n_out = owner[key].shape
+        shapes[f"{module}.lora_A.weight"] = rank, n_in
+        shapes[f"{module}.lora_B.weight"] = n_out, rank
+    _check_shapes(path, {name: entry.shape for name, entry in stored.items()}, shapes)
 
-    shapes = {name: current(name).shape for name in replaced}
-    for module in targets:
-        n_in, n_out = current(f"{module}.weight").shape
-        rank = lora.rank(module)
-        shapes |= {
-            f"{module}.lora_A.weight": (rank, n_in),
-            f"{module}.lora_B.weight": (n_out, rank),
-        }
-    _check_shapes(path, {name.removeprefix(PREFIX): e.shape for name, e in stored.items()}, shapes)
-    tensors = checkpoint.read_tensors({name: stored[PREFIX + name] for name in shapes})
-
+    tensors = checkpoint.read_tensors({name: stored[name] for name in shapes})
     if f"{body}wte.weight" in replaced:
         merged.setdefault("lm_head", merged["wte"])  # which has not been trained
     for name in replaced:
         owner, key = places[name]
-        owner[key] = _like(current(name), tensors[name])
-    for module, scaling in scalings.items():
+        owner[key] = _like(merged["wte"], tensors[name].copy(), f"{path}: {name}")
+    for module, (_, scaling) in targets.items():
         owner, key = places[f"{module}.weight"]
         a, b = tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"]
-        owner[key] = owner[key] + _like(owner[key], (scale * scaling) * (a.T @ b.T))
+        with np.errstate(all="ignore"):
+            change = factor * scaling * (a.T @ b.T)
+        owner[key] = owner[key] + _like(owner[key], change, f"{path}: {module}, at its scale,")
     return merged
 
 
-def _like(array: Any, values: Any) -> Any:
+def _find(adapter: str | Path) -> list[Path]:
+    if adapter == "":
+        raise PicogptError("adapter: is empty; expected a folder")
+    folder = Path(adapter)
+    if not (folder / ADAPTER_FILES[1]).is_file():
+        refuse_pickle(folder / "adapter_model.bin", ADAPTER_FILES[1], "PEFT")
+    return find_files(folder, *ADAPTER_FILES)
+
+
+def _read_names(path: Path) -> dict[str, checkpoint.Entry]:
+    """What a file holds, by names without `PREFIX`."""
+    stored = checkpoint.read_header(path)
+    for name in stored:
+        if not name.startswith(PREFIX):
+            raise PicogptError(f"{path}: {name:.100} does not begin with {PREFIX}, as all should")
+    return {name.removeprefix(PREFIX): entry for name, entry in stored.items()}
+
+
+def _targets(lora: _Lora, tensors: Iterable[str]) -> dict[str, tuple[int, float]]:
+    """The modules that have a lora_A and a lora_B: rank and scaling of each."""
+    modules = (name.removesuffix(".weight") for name in tensors if name.endswith(".weight"))
+    found = {
+        name: (lora.rank(name), lora.scaling(name)) for name in modules if lora.is_target(name)
+    }
+    others = ", ".join(module for module in found if not MATRICES.fullmatch(module))
+    if others or not found:
+        what = f"target_modules {lora.target_modules!r:.60} match {others or 'nothing'}"
+        raise PicogptError(f"{what}; expected c_attn, c_proj or c_fc of a GPT-2")
+    return found
+
+
+def _like(array: Any, values: np.ndarray, what: str) -> Any:
     """Values in the library and dtype of an array."""
+    if not np.isfinite(values).all():
+        raise PicogptError(f"{what} is not finite; it is damaged, or the training of it failed")
     return array_module(array).asarray(values, dtype=array.dtype)
 
 
@@ -203,7 +245,7 @@ def _copy(tree: Any) -> Any:
     """A tree of its own, with the same arrays."""
     if isinstance(tree, dict):
         return {key: _copy(value) for key, value in tree.items() if value is not None}
-    return [_copy(block) for block in tree] if isinstance(tree, list) else tree
+    return [_copy(block) for block in tree] if isinstance(tree, list | tuple) else tree
 
 
 def _places(tree: dict[str, Any], path: str) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
@@ -216,7 +258,8 @@ def _places(tree: dict[str, Any], path: str) -> Iterator[tuple[str, tuple[dict[s
             yield from _places(value, f"{path}{key}.")
         elif key != "eps":
             name = path + ENDS[key] if key in ENDS else f"{path}{key}.weight"
-            yield name if key != "lm_head" else HEAD, (tree, key)
+            if key != "lm_head":  # of which the caller decides
+                yield name, (tree, key)
 
 
 def _read_config(path: Path) -> _Lora:
@@ -226,7 +269,7 @@ def _read_config(path: Path) -> _Lora:
             raise PicogptError(f"{path}: {name} is {value!r:.60}; expected {allowed[0]!r}")
     known = IDLE | set(SETTINGS) | set(_Lora.__annotations__)
     for name, value in config.items():
-        if name not in known and value not in UNSET:
+        if name not in known and value not in (None, False):
             raise PicogptError(f"{path}: {name} is {value!r:.60}; expected LoRA without it")
 
     fields = {name: config[name] for name in _Lora.__annotations__ if config.get(name) is not None}
@@ -236,12 +279,17 @@ def _read_config(path: Path) -> _Lora:
             expected = hint.__name__ if isinstance(hint, type) and not get_args(hint) else hint
             raise PicogptError(f"{path}: {name} is {value!r:.60}; expected {expected}")
     lora = _Lora(**fields)
+    if lora.layers_to_transform != [] and isinstance(lora.target_modules, str):
+        found = "layers_to_transform and a regular expression in target_modules"
+        raise PicogptError(f"{path}: {found}; expected one of them")
+    if lora.layers_pattern and lora.layers_to_transform == []:
+        raise PicogptError(f"{path}: layers_pattern without layers_to_transform; expected both")
     for rank in (lora.r, *lora.rank_pattern.values()):
         if not 0 < rank < 1 << 31:
-            raise PicogptError(f"{path}: a rank is {rank!r:.40}; expected a positive integer")
+            raise PicogptError(f"{path}: a rank is {rank!r:.40}; expected 1 to 2147483647")
     for alpha in (lora.lora_alpha, *lora.alpha_pattern.values()):
         if not abs(alpha) < 1e30:
-            raise PicogptError(f"{path}: an alpha is {alpha!r:.40}; expected a finite number")
+            raise PicogptError(f"{path}: an alpha is {alpha!r:.40}; expected a number below 1e30")
     return lora
 
 
@@ -269,6 +317,8 @@ def _check_shapes(
     layers: dict[str, list[str]] = {}
     for problem in problems:
         layers.setdefault(re.sub(r"\bh\.\d+", "h.*", problem), []).append(problem)
-    if told := [every if len(each) > 1 else each[0] for every, each in layers.items()]:
-        what = "; ".join(told[:MAX_TOLD])
+    told = [every if len(each) > 1 else each[0] for every, each in layers.items()]
+    if told:
+        rest = [f"and {len(told) - MAX_TOLD} more"] if len(told) > MAX_TOLD else []
+        what = "; ".join(told[:MAX_TOLD] + rest)
         raise PicogptError(f"{path}: does not fit {ADAPTER_FILES[0]} and this model: {what}")

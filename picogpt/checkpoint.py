@@ -220,7 +220,7 @@ def _safetensors_entry(name: str, value: Any, path: Path, start: int) -> Entry:
     is_whole = all(type(number) is int and 0 <= number < 1 << 48 for number in shape + places)
     if not is_whole or len(shape) > MAX_AXES or len(places) != 2 or places[0] > places[1]:
         raise _DamagedError(f"{name:.100} has an impossible shape or place")
-    dtype, size = SAFETENSORS_DTYPES.get(dtype, dtype), places[1] - places[0]
+    dtype, size = SAFETENSORS_DTYPES.get(dtype, dtype.upper()), places[1] - places[0]
     if dtype in BYTES_OF and math.prod(shape) * BYTES_OF[dtype] != size:
         raise _DamagedError(f"{name:.100} has {size} bytes for the shape {tuple(shape)}")
     return Entry(dtype, tuple(shape), path, start + places[0], size)

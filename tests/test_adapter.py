@@ -7,7 +7,7 @@ import pytest
 from conftest import DATA
 from safetensors.numpy import load_file, save_file
 
-from picogpt import PicogptError, gpt2, load, merge_adapter, save
+from picogpt import PicogptError, adapter, gpt2, load, merge_adapter, save
 from picogpt.cli import main
 
 N_LAYER, N_EMBD, N_VOCAB = 2, 16, 300
@@ -182,6 +182,13 @@ EVERYWHERE = {name.removeprefix("transformer.") for name in MODULES}
         ({"layers_to_transform": [0, 1, 7], "layers_pattern": "h"}, ["attn.c_attn"]),
         ({"layers_to_transform": [1], "layers_pattern": ["layers", "h"]}, ["h.1.attn.c_attn"]),
         ({"layers_to_transform": []}, ["attn.c_attn"]),
+        (
+            {
+                "target_modules": ["transformer.h.1.attn.c_attn", "mlp.c_fc"],
+                "layers_to_transform": [0],
+            },
+            ["h.1.attn.c_attn", "h.0.mlp.c_fc"],
+        ),
     ],
 )
 def test_which_matrices_are_meant(base, write, settings, ends):
@@ -255,8 +262,8 @@ def test_a_saved_embedding_with_rows_that_pad_the_vocabulary(model_folder, write
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": N_VOCAB + 20}))
     new = of_shape(N_VOCAB + 20, N_EMBD)
-    adapter = write(others={"transformer.wte.weight": new}, modules_to_save=["wte"])
-    _, _, params = load(folder, adapter=adapter)
+    written = write(others={"transformer.wte.weight": new}, modules_to_save=["wte"])
+    _, _, params = load(folder, adapter=written)
     np.testing.assert_array_equal(params["wte"], new[:N_VOCAB])
     np.testing.assert_array_equal(params["lm_head"], wte[:N_VOCAB])
 
@@ -299,28 +306,27 @@ REFUSED = [
     ({"use_of_tomorrow": 1}, "use_of_tomorrow is 1; expected LoRA without it"),
     ({"trainable_token_indices": [1]}, "trainable_token_indices is [1]; expected LoRA without it"),
     ({"layer_replication": [[0, 1]]}, "layer_replication is [[0, 1]]; expected LoRA without it"),
-    ({"r": 0}, "a rank is 0; expected a positive integer"),
+    ({"r": 0}, "a rank is 0; expected 1 to 2147483647"),
     ({"r": 2.0}, "r is 2.0; expected int"),
     ({"r": True}, "r is True; expected int"),
-    ({"rank_pattern": {"c_attn": -1}}, "a rank is -1; expected a positive integer"),
+    ({"rank_pattern": {"c_attn": -1}}, "a rank is -1; expected 1 to 2147483647"),
     ({"rank_pattern": {"c_attn": "2"}}, "rank_pattern is {'c_attn': '2'}; expected dict[str, int]"),
     ({"rank_pattern": [2]}, "rank_pattern is [2]; expected dict[str, int]"),
     ({"lora_alpha": "6"}, "lora_alpha is '6'; expected float"),
-    ({"lora_alpha": float("inf")}, "an alpha is inf; expected a finite number"),
-    ({"lora_alpha": float("nan")}, "an alpha is nan; expected a finite number"),
+    ({"lora_alpha": float("inf")}, "an alpha is inf; expected a number below 1e30"),
+    ({"lora_alpha": float("nan")}, "an alpha is nan; expected a number below 1e30"),
     ({"use_rslora": "yes"}, "use_rslora is 'yes'; expected bool"),
     ({"target_modules": 3}, "target_modules is 3; expected str | list[str]"),
     ({"target_modules": [3]}, "target_modules is [3]; expected str | list[str]"),
     ({"modules_to_save": "wte"}, "modules_to_save is 'wte'; expected list[str]"),
     ({"layers_to_transform": "0"}, "layers_to_transform is '0'; expected int | list[int]"),
+    ({"arrow_config": {}}, "arrow_config is {}; expected LoRA without it"),
+    ({"alora_invocation_tokens": []}, "alora_invocation_tokens is []; expected LoRA without it"),
     (
-        {"target_modules": "(c_attn"},
-        "'(c_attn' is no regular expression, missing ), unterminated subpattern at position 0",
+        {"target_modules": "c_attn", "layers_to_transform": 1},
+        "layers_to_transform and a regular expression in target_modules; expected one of them",
     ),
-    (
-        {"alpha_pattern": {"*": 2}},
-        "'(.*\\\\.)?(*)$' is no regular expression, nothing to repeat at position 8",
-    ),
+    ({"layers_pattern": "h"}, "layers_pattern without layers_to_transform; expected both"),
     (
         {"target_modules": ["q_proj", "v_proj"]},
         "target_modules ['q_proj', 'v_proj'] match nothing; expected c_attn, c_proj or c_fc of a "
@@ -332,7 +338,7 @@ REFUSED = [
     ),
     (
         {"target_modules": ["c_attn", "wte", "lm_head"]},
-        "target_modules ['c_attn', 'wte', 'lm_head'] match lm_head, transformer.wte; expected "
+        "target_modules ['c_attn', 'wte', 'lm_head'] match transformer.wte, lm_head; expected "
         "c_attn, c_proj or c_fc of a GPT-2",
     ),
 ]
@@ -344,6 +350,33 @@ def test_what_is_not_supported_is_refused_by_name(base, write, settings, message
     with pytest.raises(PicogptError) as error:
         merge_adapter(base.params, folder)
     assert str(error.value) == f"{folder / 'adapter_config.json'}: {message}"
+
+
+PATTERNS = [
+    {"target_modules": "PATTERN"},
+    {"target_modules": ["c_attn"], "exclude_modules": "PATTERN"},
+    {"modules_to_save": ["PATTERN"]},
+    {"rank_pattern": {"PATTERN": 2}},
+    {"alpha_pattern": {"PATTERN": 2}},
+    {"layers_to_transform": [0], "layers_pattern": ["PATTERN"]},
+]
+
+
+@pytest.mark.parametrize("settings", PATTERNS, ids=lambda settings: list(settings)[-1])
+@pytest.mark.parametrize("pattern", ["(c_attn", "(" * 5000 + "a" + ")" * 5000])
+def test_what_is_no_regular_expression(base, write, settings, pattern):
+    settings = json.loads(json.dumps(settings).replace("PATTERN", pattern))
+    folder = write(**settings)
+    message = f"^{re.escape(str(folder / 'adapter_config.json'))}: '.*is no regular expression, "
+    with pytest.raises(PicogptError, match=message):
+        merge_adapter(base.params, folder)
+
+
+def test_a_regular_expression_that_takes_for_ever(base, write, monkeypatch):
+    monkeypatch.setattr(adapter, "MATCH_SECONDS", 0.05)
+    folder = write(target_modules=r"((.|\w|[a-z])*)*\b[A-Z]")
+    with pytest.raises(PicogptError, match=r"adapter_config\.json: '.*' takes for ever to match "):
+        merge_adapter(base.params, folder)
 
 
 FITS = "does not fit adapter_config.json and this model: "
@@ -388,15 +421,78 @@ def test_tensors_must_be_those_that_the_settings_and_the_model_want(base, write,
     assert str(error.value) == f"{folder / 'adapter_model.safetensors'}: {FITS}{message}"
 
 
-def test_names_that_are_not_pefts_are_unexpected(base, write):
+@pytest.mark.parametrize("are_both_there", [False, True])
+def test_names_that_are_not_pefts(base, write, are_both_there):
     folder = write()
     tensors = load_file(folder / "adapter_model.safetensors")
-    save_file(
-        {name.removeprefix("base_model.model."): x for name, x in tensors.items()},
-        folder / "adapter_model.safetensors",
-    )
-    with pytest.raises(PicogptError, match="missing h"):
+    bare = {name.removeprefix("base_model.model."): x for name, x in tensors.items()}
+    save_file(bare | (tensors if are_both_there else {}), folder / "adapter_model.safetensors")
+    message = r"attn\.lora_A\.weight does not begin with base_model\.model\., as all should$"
+    with pytest.raises(PicogptError, match=message):
         merge_adapter(base.params, folder)
+
+
+@pytest.mark.parametrize("name", ["base_model.model.transformer.wte.weight", "lora_A"])
+def test_numbers_that_are_not_finite(base, write, name):
+    folder = write(others={"transformer.wte.weight": of_shape(300, 16)}, modules_to_save=["wte"])
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for key in tensors:
+        if name in key:
+            tensors[key][1, 1] = np.nan
+    save_file(tensors, folder / "adapter_model.safetensors")
+    message = "is not finite; it is damaged, or the training of it failed$"
+    with pytest.raises(PicogptError, match=message):
+        merge_adapter(base.params, folder)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_scale_that_makes_it_overflow(base, write):
+    with pytest.raises(PicogptError, match="at its scale, is not finite"):
+        merge_adapter(base.params, write(lora_alpha=1e25), scale=1e25)
+
+
+def test_a_scale_of_low_precision(base):
+    exact = merge_adapter(base.params, DATA / "adapter", scale=float(np.float16(0.1)))
+    found = merge_adapter(base.params, DATA / "adapter", scale=np.float16(0.1))
+    module = "h.0.attn.c_attn"
+    np.testing.assert_array_equal(matrix(found, module), matrix(exact, module))
+
+
+@pytest.mark.parametrize("params", [None, [], {"wte": 1}])
+def test_params_that_are_none(params):
+    message = f"params: is a {type(params).__name__}; expected that of load"
+    with pytest.raises(PicogptError, match=message):
+        merge_adapter(params, DATA / "adapter")
+
+
+def test_a_model_in_place_of_its_params(base):
+    with pytest.raises(PicogptError, match=r"^params: is a Model; expected that of load$"):
+        merge_adapter(base, DATA / "adapter")
+
+
+def test_blocks_in_a_tuple_are_not_changed(base):
+    params = base.params | {"blocks": tuple(base.params["blocks"])}
+    before = [block["attn"]["c_attn"]["w"] for block in params["blocks"]]
+    merge_adapter(params, DATA / "adapter")
+    for block, w in zip(params["blocks"], before, strict=True):
+        assert block["attn"]["c_attn"]["w"] is w
+
+
+def test_what_is_saved_whole_does_not_follow_the_file(base, write):
+    wte = of_shape(N_VOCAB, N_EMBD)
+    folder = write(others={"transformer.wte.weight": wte}, modules_to_save=["wte"])
+    merged = merge_adapter(base.params, folder)
+    with (folder / "adapter_model.safetensors").open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(size // 2)
+        file.write(bytes(size - size // 2))
+    np.testing.assert_array_equal(merged["wte"], wte)
+
+
+def test_no_folder_is_named(base, monkeypatch):
+    monkeypatch.chdir(DATA / "adapter")
+    with pytest.raises(PicogptError, match=r"^adapter: is empty; expected a folder$"):
+        merge_adapter(base.params, "")
 
 
 def test_the_models_of_another_size_are_refused():
@@ -414,9 +510,9 @@ def test_whole_modules_cannot_be_scaled(base, write):
         merge_adapter(base.params, folder, scale=0.5)
 
 
-@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), "1", None, 1j, 1e300, 10**40])
 def test_a_scale_that_is_no_number(base, scale):
-    with pytest.raises(PicogptError, match=f"^scale: is {scale}; expected a finite number$"):
+    with pytest.raises(PicogptError, match=r"^scale: is .*; expected a finite number$"):
         merge_adapter(base.params, DATA / "adapter", scale=scale)
 
 

@@ -528,6 +528,10 @@ ADAPTERS = {
     "one layer": {"layers_to_transform": 1},
     "some layers": PROJ | {"layers_to_transform": [0, 5], "layers_pattern": "h"},
     "patterns of layers": PROJ | {"layers_to_transform": [1], "layers_pattern": ["layer", "h"]},
+    "full paths go before layers": {
+        "target_modules": ["transformer.h.1.attn.c_attn", "c_fc"],
+        "layers_to_transform": [0],
+    },
     "embedding": {"modules_to_save": ["wte"]},
     "embeddings": {"modules_to_save": ["wte", "wpe"]},
     "head": {"modules_to_save": ["lm_head"]},
@@ -597,7 +601,7 @@ def test_an_adapter_of_the_body_equals_pefts(torch, adapt, model_folder, tmp_pat
     transformers = pytest.importorskip("transformers")
     base = model_folder("transformers")
     make_base = functools.partial(transformers.GPT2Model.from_pretrained, base)
-    options = {"target_modules": ["c_attn", "h.0.mlp.c_proj"], "task_type": "FEATURE_EXTRACTION"}
+    options = {"target_modules": ["c_attn", "h.0.mlp.c_proj"], "modules_to_save": ["lm_head"]}
     model = adapt(make_base, tmp_path / "adapter", options)
     _, hparams, params = load(base, adapter=tmp_path / "adapter")
     found = gpt2(expected["ids"], **params, n_head=hparams["n_head"])
