@@ -17,9 +17,8 @@ import peft
 import torch
 import transformers
 from encode import make_tiktoken
-from generate import HPARAMS, random_weights
 
-from picogpt import Encoder, generate, gpt2, lm_loss, load, loader, save, to_backend
+from picogpt import Encoder, generate, gpt2, lm_loss, load, save, to_backend
 
 
 def logits_of(model, ids):
@@ -79,6 +78,7 @@ def main():
             "`tales`, a gradient of the loss on JAX: PyTorch", f"{wanted.size:,}", difference, 1e-4
         )
 
+        torch.manual_seed(0)
         config = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)
         adapted = peft.get_peft_model(tales, config)
         adapted.save_pretrained(folder / "lora")
@@ -86,12 +86,11 @@ def main():
         merged = load("tales", adapter=folder / "lora").params
         compare_logits("`tales` with a LoRA adapter: PEFT", adapted, merged, n_head, window)
 
-        tensors = random_weights(HPARAMS)
-        large = loader._parameter_tree(HPARAMS, lambda name, _: tensors[name])
-        save(folder / "large", Encoder.gpt2(), HPARAMS, large)
-        model = transformers.GPT2LMHeadModel.from_pretrained(folder / "large").eval()
-        ids = [rng.randrange(HPARAMS["n_vocab"]) for _ in range(256)]
-        compare_logits("random weights of 124M's shape: transformers", model, large, 12, ids)
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
+        model.save_pretrained(folder / "large")
+        large = load(folder / "large")
+        ids = [rng.randrange(large.hparams["n_vocab"]) for _ in range(256)]
+        compare_logits("new weights of 124M's shape: transformers", model, large.params, 12, ids)
 
     own, theirs = Encoder.gpt2().encode, make_tiktoken()
     texts = [random_text(rng, 1000) for _ in range(100)] + [encoder.decode(p) for p in prompts]
