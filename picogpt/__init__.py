@@ -9,8 +9,8 @@ The forward pass: `gpt2`, with `new_cache` to run it step by step; `lm_loss` is 
 
 What the model expects: `next_tokens`, `token_logprobs`, and `score`, which gives a `Score`.
 
-Looking inside: `trace` gives a `Trace`, `logit_lens` what each layer would say; `attention_plot` and
-`lens_plot` draw pictures, `attention_view` makes a page, an `AttentionView`.
+Looking inside: `trace` gives a `Trace`, `logit_lens` what each layer would say; `attention_plot`
+and `lens_plot` draw pictures, `attention_view` makes a page, an `AttentionView`.
 
 Mistakes in what a user gives, and bad files, raise `PicogptError`.
 
