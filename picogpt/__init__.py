@@ -1,9 +1,24 @@
 """GPT-2 in plain NumPy: text in, text out.
 
->>> from picogpt import load, generate
+Models: `load` reads one, `save` writes one, `merge_adapter` adds a LoRA adapter, and `to_backend`
+moves the parameters to another array library. `Encoder` turns text into token ids and back.
+
+Texts: `generate` continues one, `stream` does so id by id, `generate_batch` several side by side.
+
+The forward pass: `gpt2`, with `new_cache` to run it step by step; `lm_loss` is for training.
+
+What the model expects: `next_tokens`, `token_logprobs`, and `score`, which gives a `Score`.
+
+Looking inside: `trace` gives a `Trace`, `logit_lens` what each layer would say; `attention_plot`
+and `lens_plot` draw pictures, `attention_view` makes a page, an `AttentionView`.
+
+Mistakes in what a user gives, and bad files, raise `PicogptError`.
+
+>>> from picogpt import generate, load
 >>> encoder, hparams, params = load("tales")
 >>> ids = encoder.encode("Once upon a time")
->>> text = encoder.decode(generate(ids, params, hparams["n_head"], n_tokens_to_generate=8))
+>>> encoder.decode(generate(ids, params, hparams["n_head"], n_tokens_to_generate=8))
+' there was a great many children, and'
 """
 
 from .adapter import merge_adapter

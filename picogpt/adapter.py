@@ -153,6 +153,13 @@ def merge_adapter(
         OSError: a file cannot be read.
 
     Source: PEFT's merge_and_unload.
+
+    >>> from picogpt import load, merge_adapter
+    >>> encoder, hparams, params = load("tales")
+    >>> merged = merge_adapter(params, "path/to/adapter")  # or load("tales", adapter=...)
+    >>> merged["wpe"] is params["wpe"]  # which this adapter leaves alone
+    True
+    >>> half_as_strong = merge_adapter(params, "path/to/adapter", scale=0.5)
     """
     if not isinstance(scale, Real) or not -1e30 < (factor := float(scale)) < 1e30:
         raise PicogptError(f"scale: is {scale!r:.40}; expected a finite number")

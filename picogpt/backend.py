@@ -61,7 +61,7 @@ def to_backend(params: Any, name: str) -> Any:
     Raises:
         PicogptError: there is no such library, it is not installed, or finds no GPU.
 
-    >>> from picogpt import load
+    >>> from picogpt import load, to_backend
     >>> params = to_backend(load("tales").params, "numpy")
     >>> params["wte"].flags.owndata  # no longer mapped from the file
     True
@@ -136,7 +136,7 @@ def new_cache(
         n_rows: for inputs [n_rows, n_seq]; None for inputs [n_seq].
         n_ctx: number of tokens to have room for; None for the model's window.
 
-    >>> from picogpt import gpt2, load
+    >>> from picogpt import gpt2, load, new_cache
     >>> _, hparams, params = load("tales")
     >>> cache = new_cache(params, hparams["n_head"])
     >>> for ids in ([72, 301, 64], [255], [1001]):

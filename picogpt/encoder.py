@@ -110,13 +110,18 @@ class Encoder:
         n_vocab: number of tokens; ids run from 0 to n_vocab - 1.
         end_of_text: id of `<|endoftext|>`, or None where the vocabulary lacks it.
 
+    >>> from picogpt import Encoder
     >>> encoder = Encoder.gpt2()
     >>> encoder.encode("Not all heroes wear capes.")
     [3673, 477, 10281, 5806, 1451, 274, 13]
     """
 
     def __init__(self, encoder: dict[str, int], merges: Iterable[str]) -> None:
-        """Takes the vocabulary, and the pairs to join as "left right", the first learnt first.
+        """Makes an encoder of a vocabulary and its merges; `from_folder` reads both from files.
+
+        Args:
+            encoder: token to id, as the attribute; kept, not copied.
+            merges: the pairs to join, "left right" each, the first learnt first.
 
         Raises:
             PicogptError: the two do not fit each other.
@@ -181,8 +186,11 @@ class Encoder:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "Encoder":
-        """Reads `encoder.json` and `vocab.bpe` (OpenAI's names) or `vocab.json` and `merges.txt`
-        (Hugging Face's) or `tokenizer.json` alone.
+        """Reads the vocabulary in a folder.
+
+        Args:
+            path: of a folder with `encoder.json` and `vocab.bpe` (OpenAI's names), `vocab.json` and
+                `merges.txt` (Hugging Face's), or `tokenizer.json` alone.
 
         Raises:
             PicogptError: a file is missing or damaged, or is of another kind of tokenizer.
@@ -194,7 +202,11 @@ class Encoder:
 
     @classmethod
     def from_files(cls, vocabulary: Path, merges: Path) -> "Encoder":
-        """Reads the two files, whatever they are called, or `tokenizer.json` as both.
+        """Reads two files, whatever they are called.
+
+        Args:
+            vocabulary: in the format of `encoder.json` and `vocab.json`, or a `tokenizer.json`.
+            merges: in the format of `vocab.bpe` and `merges.txt`, or the same `tokenizer.json`.
 
         Raises:
             PicogptError: one is damaged, or is of another kind of tokenizer.
@@ -223,8 +235,10 @@ class Encoder:
             raise PicogptError(f"{files}: {error}; fetch again") from None
 
     def save(self, folder: Path) -> None:
-        """Writes Hugging Face's files: `vocab.json`, `merges.txt`, and `added_tokens.json` if need
-        be."""
+        """Writes Hugging Face's files into a folder.
+
+        They are `vocab.json`, `merges.txt`, and `added_tokens.json` where tokens were added.
+        """
         loose = {self.encoder[token] for token in self._loose if len(token) > 1}
         n_merged = self.n_vocab  # what comes behind is added; transformers gives it the next ids
         while n_merged - 1 in loose and self.decoder[n_merged - 1] != END_OF_TEXT:
@@ -242,7 +256,12 @@ class Encoder:
 
     @classmethod
     def gpt2(cls) -> "Encoder":
-        """The vocabulary of the official GPT-2 models, 50,257 tokens, which comes with picogpt."""
+        """Reads the vocabulary of the official GPT-2 models, 50,257 tokens, which picogpt brings.
+
+        >>> from picogpt import Encoder
+        >>> Encoder.gpt2().n_vocab
+        50257
+        """
         from importlib import resources
 
         folder = resources.files("picogpt").joinpath("vocabulary")
@@ -257,6 +276,7 @@ class Encoder:
             allow_special: read `<|endoftext|>`, and tokens that were added later, as the special
                 tokens, not as ordinary text.
 
+        >>> from picogpt import Encoder
         >>> encoder = Encoder.gpt2()
         >>> encoder.encode("a<|endoftext|>b", allow_special=True)
         [64, 50256, 65]
@@ -273,8 +293,13 @@ class Encoder:
         return ids
 
     def encode_batch(self, texts: Iterable[str], *, allow_special: bool = False) -> list[list[int]]:
-        """Returns the ids of each text.
+        """Returns the ids of each of several texts.
 
+        Args:
+            texts: any strings.
+            allow_special: as for `encode`.
+
+        >>> from picogpt import Encoder
         >>> encoder = Encoder.gpt2()
         >>> encoder.encode_batch(["hello world", ""])
         [[31373, 995], []]
@@ -340,11 +365,15 @@ class Encoder:
         return tuple(self.encoder[token] for token in tokens if token)
 
     def token_bytes(self, token: int) -> bytes:
-        """Returns the bytes that one id stands for.
+        """Returns the bytes that one token stands for.
+
+        Args:
+            token: its id.
 
         Raises:
             PicogptError: it is no integer or out of range.
 
+        >>> from picogpt import Encoder
         >>> encoder = Encoder.gpt2()
         >>> encoder.token_bytes(447)
         b'\\xe2\\x80'
@@ -356,6 +385,10 @@ class Encoder:
 
         Raises:
             PicogptError: an id is no integer or out of range.
+
+        >>> from picogpt import Encoder
+        >>> Encoder.gpt2().decode_bytes([88, 318, 447])
+        b'y is\\xe2\\x80'
         """
         text = "".join([self.decoder[token] for token in check_ids(ids, self.n_vocab)])
         return bytes([CHARACTER_TO_BYTE[character] for character in text])
@@ -366,6 +399,7 @@ class Encoder:
         Raises:
             PicogptError: an id is no integer or out of range.
 
+        >>> from picogpt import Encoder
         >>> encoder = Encoder.gpt2()
         >>> encoder.decode([88, 318, 5633])
         'y is ?'
@@ -378,6 +412,7 @@ class Encoder:
         Raises:
             PicogptError: an id is no integer or out of range.
 
+        >>> from picogpt import Encoder
         >>> encoder = Encoder.gpt2()
         >>> encoder.decode_with_offsets([39, 2634, 75])
         ('Hél', [0, 1, 2])

@@ -11,6 +11,13 @@ class PicogptError(ValueError):
     """A mistake in input or a bad file; the message is one line, meant to be shown as it is.
 
     Its form is `WHERE: what was found; what was needed; what to do`.
+
+    >>> from picogpt import Encoder, PicogptError
+    >>> try:
+    ...     Encoder.gpt2().decode([50257])
+    ... except PicogptError as error:
+    ...     print(error)
+    ids[0]: is 50257; expected 0 to 50256
     """
 
     def __init__(self, message: str) -> None:

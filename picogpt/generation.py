@@ -101,7 +101,7 @@ def generate(
         PicogptError: an argument is out of range, the window is too short, or the logits are not
             finite.
 
-    >>> from picogpt import load
+    >>> from picogpt import generate, load
     >>> encoder, hparams, params = load("tales")
     >>> ids = encoder.encode("Once upon a")
     >>> encoder.decode(generate(ids, params, hparams["n_head"], 1))
@@ -130,10 +130,20 @@ def stream(
 ) -> Iterator[int]:
     """Yields the ids that `generate` returns, each as soon as it is known.
 
-    Its arguments are the same, but for logprobs.
+    Args:
+        inputs, params, n_head, n_tokens_to_generate, options: as for `generate`; all but logprobs.
 
     Raises:
         PicogptError: as `generate` does; at once, not at the first id, for the arguments.
+
+    >>> from picogpt import load, stream
+    >>> encoder, hparams, params = load("tales")
+    >>> ids = encoder.encode("There was once a poor")
+    >>> for token in stream(ids, params, hparams["n_head"], 3):
+    ...     print(repr(encoder.decode([token])))
+    ' old'
+    ' woman'
+    ','
     """
     steps = stream_batch([inputs], params, n_head, n_tokens_to_generate, **options)
     return (step.token for step in steps)
@@ -159,6 +169,12 @@ def generate_batch(
 
     Raises:
         PicogptError: as `generate` does.
+
+    >>> from picogpt import generate_batch, load
+    >>> encoder, hparams, params = load("tales")
+    >>> prompts = [encoder.encode(text) for text in ("Once upon a", "There was once a poor")]
+    >>> [encoder.decode(row) for row in generate_batch(prompts, params, hparams["n_head"], 2)]
+    [' time there', ' old woman']
     """
     n_top = logprobs if logprobs is None else _whole("logprobs", logprobs)
     prompts = list(prompts)
@@ -238,7 +254,7 @@ def next_tokens(
     Raises:
         PicogptError: as `generate` does.
 
-    >>> from picogpt import load
+    >>> from picogpt import load, next_tokens
     >>> encoder, hparams, params = load("tales")
     >>> ids, probabilities = next_tokens(encoder.encode("Once upon a"), params, hparams["n_head"])
     >>> encoder.decode(ids[:2]), probabilities[:2].round(2)

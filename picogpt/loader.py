@@ -134,8 +134,10 @@ def load(
         PicogptError: there is no such model, or something is wrong with its files.
         OSError: a file cannot be read.
 
-    >>> load("tales").hparams["n_ctx"]
-    256
+    >>> from picogpt import load
+    >>> encoder, hparams, params = load("tales")
+    >>> hparams["n_vocab"], hparams["n_ctx"], params["blocks"][0]["attn"]["c_attn"]["w"].shape
+    (4096, 256, (256, 768))
     """
     folder = find_model(model, weights_dir)
     source = _open(folder)
@@ -219,6 +221,13 @@ def save(
         PicogptError: the folder holds something, the three do not fit each other, or safetensors
             is not installed.
         OSError: a file cannot be written.
+
+    >>> from picogpt import load, save
+    >>> encoder, hparams, params = load("tales")
+    >>> shallow = params | {"blocks": params["blocks"][:3]}
+    >>> save("half-of-tales", encoder, hparams | {"n_layer": 3}, shallow)
+    >>> load("half-of-tales").hparams["n_layer"]
+    3
     """
     try:
         from safetensors.numpy import save_file

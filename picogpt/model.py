@@ -12,6 +12,7 @@ src/model.py; Vaswani et al., "Attention Is All You Need" (2017), for the equati
 
 Shapes: n_seq tokens, n_embd channels, n_head heads of d_head = n_embd / n_head channels each;
 n_q tokens are computed now, after n_past that are in the cache; n_k keys are there for them to see.
+In the examples np is NumPy.
 """
 
 import math
@@ -29,6 +30,9 @@ def gelu(x):
     0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))
 
     [...] -> [...] (Hendrycks and Gimpel, 2016, section 2)
+
+    >>> gelu(np.array([-1.0, 0.0, 1.0])).round(2)
+    array([-0.16,  0.  ,  0.84])
     """
     y = 0.044715 * x  # from here on in place, which takes half the time for many rows
     y *= x
@@ -46,6 +50,9 @@ def softmax(x):
     """Positive numbers that sum to 1 along the last axis; the maximum is taken off so exp is safe.
 
     [..., n] -> [..., n]
+
+    >>> softmax(np.array([0.0, 1.0, 2.0])).round(2)
+    array([0.09, 0.24, 0.67])
     """
     y = array_module(x).exp(x - x.max(axis=-1, keepdims=True))
     y /= y.sum(axis=-1, keepdims=True)
@@ -56,6 +63,9 @@ def layer_norm(x, g, b, eps=1e-5):
     """Mean 0 and variance 1 along the last axis, then gain and bias; GPT-2 was trained so.
 
     x [..., n_embd], g and b [n_embd] -> [..., n_embd] (Ba et al., 2016)
+
+    >>> layer_norm(np.array([1.0, 2.0, 3.0]), g=np.ones(3), b=np.zeros(3)).round(2)
+    array([-1.22,  0.  ,  1.22])
     """
     n_embd = x.shape[-1]
     centred = x - x.sum(axis=-1, keepdims=True) / n_embd
@@ -67,6 +77,9 @@ def linear(x, w, b=None):
     """A fully connected layer, as one product of two matrices whatever the leading axes.
 
     x [..., n_in], w [n_in, n_out], b [n_out] or none -> [..., n_out]
+
+    >>> linear(np.array([1.0, 2.0]), w=np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]))
+    array([1., 2., 3.])
     """
     y = x.reshape(-1, x.shape[-1]) @ w
     if b is not None:
@@ -88,6 +101,10 @@ def attention(q, k, v, mask, tap=None):
 
     q [..., n_q, d_head], k and v [..., n_k, d_head], mask [..., n_q, n_k] -> [..., n_q, d_head]
     (Vaswani et al., equation 1)
+
+    >>> q, k, v = np.zeros((3, 4)), np.ones((3, 4)), np.array([[2.0], [4.0], [6.0]])
+    >>> attention(q, k, v, mask=np.tri(3, dtype=bool)).round(2).tolist()  # means of what is seen
+    [[2.0], [3.0], [4.0]]
     """
     scores = q / math.sqrt(q.shape[-1]) @ k.swapaxes(-1, -2)
     masked = array_module(q, k, v, mask).where(mask, scores, -math.inf)
@@ -120,6 +137,7 @@ def gpt2(inputs, wte, wpe, blocks, ln_f, n_head, *,
          lm_head=None, n_pad=0, cache=None, last=False, tap=None):  # fmt: skip
     """Token ids to logits: row i scores every token of the vocabulary as the one after inputs[i].
 
+    wte, wpe, blocks and ln_f are the parameter tree of `load`, n_head is the number of heads.
     With a cache (see `new_cache`), inputs are the tokens after those it has seen. The first n_pad
     tokens of all, or of each row ([batch]), are padding. With `last`, only the last row is made.
     The output head is the embedding of the tokens, unless the model has an lm_head of its own.
@@ -128,6 +146,12 @@ def gpt2(inputs, wte, wpe, blocks, ln_f, n_head, *,
     on, "ln_f", "logits".
 
     inputs [n_q] or [batch, n_q], integers, n_past + n_q <= n_ctx -> [..., n_q, n_vocab]
+
+    >>> from picogpt import gpt2, load
+    >>> encoder, hparams, params = load("tales")
+    >>> logits = gpt2(encoder.encode("Once upon a"), **params, n_head=hparams["n_head"])
+    >>> logits.shape, encoder.decode([logits[-1].argmax()])
+    ((3, 4096), ' time')
     """
     xp = array_module(wte, wpe, lm_head, inputs)
     ids, pads = xp.asarray(inputs), xp.asarray(n_pad)[..., None, None, None]

@@ -54,6 +54,12 @@ def attention_plot(
     Raises:
         PicogptError: the text does not fit, there is no such layer or head, or matplotlib is not
             installed.
+
+    >>> from picogpt import attention_plot, load
+    >>> encoder, hparams, params = load("tales")
+    >>> figure = attention_plot("Once upon a time", encoder, params, hparams["n_head"], layer=0)
+    >>> [axes.get_title() for axes in figure.axes[:2]]
+    ['layer 0, head 0', 'layer 0, head 1']
     """
     n_layer = len(params["blocks"])
     layer = n_layer - 1 if layer is None else layer
@@ -111,6 +117,12 @@ def lens_plot(
 
     Raises:
         PicogptError: the text does not fit, or matplotlib is not installed.
+
+    >>> from picogpt import lens_plot, load
+    >>> encoder, hparams, params = load("tales")
+    >>> figure = lens_plot("Once upon a time", encoder, params, hparams["n_head"])
+    >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    ['Once', '·upon', '·a', '·time']
     """
     ids = encoder.encode(text) if isinstance(text, str) else list(text)
     if len(ids) > MAX_LENS:
@@ -144,7 +156,12 @@ def lens_plot(
 
 
 class AttentionView(str):
-    """A page of HTML that needs nothing else; notebooks show it in a frame."""
+    """A page of HTML that needs nothing else; notebooks show it in a frame.
+
+    >>> from picogpt import AttentionView
+    >>> AttentionView("<p>small")._repr_html_()
+    '<iframe srcdoc="&lt;p&gt;small" style="width: 100%; height: 40rem; border: 0"></iframe>'
+    """
 
     __slots__ = ()
 
@@ -168,6 +185,13 @@ def attention_view(
 
     Raises:
         PicogptError: the text does not fit.
+
+    >>> from pathlib import Path
+    >>> from picogpt import attention_view, load
+    >>> encoder, hparams, params = load("tales")
+    >>> page = attention_view("Once upon a time", encoder, params, hparams["n_head"])
+    >>> Path("attention.html").write_text(page, encoding="utf-8") > 5000  # characters
+    True
     """
     ids = encoder.encode(text) if isinstance(text, str) else list(text)
     if len(ids) > MAX_VIEW:

@@ -25,17 +25,36 @@ Progress = Callable[[list[Any]], Iterable[Any]]
 
 
 class Score(NamedTuple):
-    """How well a model foresees a text, or several."""
+    """How well a model foresees a text, or several.
 
-    n_tokens: int  # scored, so without the start token
-    nll: float  # negative log-likelihood of all of them, in nats
-    n_words: int  # between white space
-    n_bytes: int  # of the text in UTF-8
-    start_token: bool  # whether the end of text stands in front, so that the first one is scored
-    window: int  # tokens
-    stride: int  # tokens between the starts of windows
+    Attributes:
+        n_tokens: scored, so without the start token.
+        nll: negative log-likelihood of all of them, in nats.
+        n_words: between white space.
+        n_bytes: of the text in UTF-8.
+        start_token: whether the end of text stands in front, so that the first one is scored.
+        window: tokens that the model sees at once.
+        stride: tokens between the starts of windows.
+        n_texts: how many texts it is the score of.
+        n_right: texts whose last word is foreseen, if nothing else is scored; else None.
+
+    >>> from picogpt import load, score
+    >>> encoder, hparams, params = load("tales")
+    >>> scores = [score(text, encoder, params, hparams["n_head"]) for text in ("a king", "a cat")]
+    >>> both = scores[0] + scores[1]
+    >>> both.n_texts, both.n_tokens, both.n_bytes
+    (2, 4, 11)
+    """
+
+    n_tokens: int
+    nll: float
+    n_words: int
+    n_bytes: int
+    start_token: bool
+    window: int
+    stride: int
     n_texts: int = 1
-    n_right: int | None = None  # texts whose last word is foreseen, if nothing else is scored
+    n_right: int | None = None
 
     @property
     def perplexity(self) -> float:
@@ -105,7 +124,7 @@ def token_logprobs(
     Raises:
         PicogptError: an id or the stride is out of range.
 
-    >>> from picogpt import load
+    >>> from picogpt import load, token_logprobs
     >>> encoder, hparams, params = load("tales")
     >>> ids = encoder.encode("Once upon a time")
     >>> token_logprobs(ids, params, hparams["n_head"]).round(2)
@@ -137,7 +156,7 @@ def score(
     Raises:
         PicogptError: there is no token to score, or the stride is out of range.
 
-    >>> from picogpt import load
+    >>> from picogpt import load, score
     >>> encoder, hparams, params = load("tales")
     >>> result = score("Once upon a time", encoder, params, hparams["n_head"])
     >>> result.n_tokens, round(result.bits_per_byte, 2)
@@ -324,7 +343,7 @@ def lm_loss(params: dict[str, Any], ids: Any, n_head: int) -> Any:
     Returns:
         A scalar of the library and type of params.
 
-    >>> from picogpt import load
+    >>> from picogpt import lm_loss, load
     >>> encoder, hparams, params = load("tales")
     >>> round(float(lm_loss(params, encoder.encode("Once upon a time"), hparams["n_head"])), 2)
     0.45

@@ -18,7 +18,14 @@ from .model import gpt2, layer_norm, linear, softmax
 
 
 class Trace(dict[str, Any]):
-    """Arrays by their names, in the order in which they were computed."""
+    """Arrays by their names, in the order in which they were computed.
+
+    >>> from picogpt import load, trace
+    >>> encoder, hparams, params = load("tales")
+    >>> traced = trace(encoder.encode("Once upon a time"), params, hparams["n_head"])
+    >>> len(traced), traced["h5.attn.weights"].shape
+    (39, (8, 4, 4))
+    """
 
     def _rows(self) -> list[tuple[str, str, str]]:
         return [(name, str(list(x.shape)), str(x.dtype)) for name, x in self.items()]
@@ -53,7 +60,7 @@ def trace(inputs: Iterable[int], params: dict[str, Any], n_head: int, *, keep: s
     Raises:
         PicogptError: ids do not fit the model, or `keep` matches no name.
 
-    >>> from picogpt import load
+    >>> from picogpt import load, trace
     >>> encoder, hparams, params = load("tales")
     >>> trace(encoder.encode("Once upon a time"), params, hparams["n_head"], keep="h5.*")
     h5.attn.weights    [8, 4, 4]          float32
@@ -93,7 +100,7 @@ def logit_lens(
     Raises:
         PicogptError: ids do not fit the model.
 
-    >>> from picogpt import load
+    >>> from picogpt import load, logit_lens
     >>> encoder, hparams, params = load("tales")
     >>> ids, _ = logit_lens(encoder.encode("Once upon a"), params, hparams["n_head"])
     >>> [encoder.decode([token]) for token in ids[:, -1]]
