@@ -215,7 +215,9 @@ def save(
 
     Args:
         folder: where to; must not exist yet, or be empty. It is a model only when all is written.
-        encoder, hparams, params: as `load` returns them.
+        encoder: as `load` returns them.
+        hparams: as `load` returns them.
+        params: as `load` returns them.
 
     Raises:
         PicogptError: the folder holds something, the three do not fit each other, or safetensors
@@ -332,7 +334,8 @@ def find_model(
     """Returns the folder of a model, absolute.
 
     Args:
-        model, weights_dir: as for `load`.
+        model: as for `load`.
+        weights_dir: as for `load`.
         fetch: an official one that is not complete; else it is returned as it is.
 
     Raises:

@@ -1,6 +1,7 @@
 """What the documents say is so."""
 
 import doctest
+import html
 import importlib
 import inspect
 import json
@@ -17,11 +18,19 @@ import numpy as np
 import pytest
 
 import picogpt
-from picogpt import Encoder
+from picogpt import Encoder, gpt2
+from picogpt.cli import VERBS
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+PAGES = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+BLOCKS = {
+    page: re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for page, text in PAGES.items()
+}
+DRAW = (ROOT / "scripts" / "draw.py").read_text(encoding="utf-8")
 MODULES = [
     picogpt,
     *(
@@ -45,8 +54,8 @@ PUBLIC += [
 ]
 
 
-def shell(command, **options):
-    environment = os.environ | {"COLUMNS": "80"}
+def shell(command, model=None, **options):
+    environment = os.environ | {"COLUMNS": "80"} | ({"PICOGPT_MODEL": model} if model else {})
     return subprocess.run(
         [sys.executable, "-m", *command],
         capture_output=True,
@@ -57,70 +66,111 @@ def shell(command, **options):
     ).stdout.decode()
 
 
+def same(found, shown):
+    """Whether two outputs are the same but for white space, and the last digit of some numbers,
+    which differs from machine to machine."""
+    found, shown = ("".join(text.split()) for text in (found, shown))
+    number = r"\d+\.?\d*(?:e[+-]\d+)?"
+    values = [[float(x) for x in re.findall(number, text)] for text in (found, shown)]
+    return re.sub(number, "", found) == re.sub(number, "", shown) and (
+        values[0] == pytest.approx(values[1], rel=1e-2)
+    )
+
+
 def test_the_first_command_prints_what_the_readme_shows(tmp_path):
-    command, _, output = BLOCKS[0][1].partition("\n")
+    command, _, output = BLOCKS["README.md"][0][1].partition("\n")
     assert command == '$ pip install . && picogpt "Once upon a time" --n-tokens 40'
     run = ["picogpt", "Once upon a time", "--n-tokens", "40"]
     assert shell(run, cwd=tmp_path) == output
 
 
+SHOWN = [
+    (page, text)
+    for page, blocks in BLOCKS.items()
+    for _, text in blocks
+    if text.startswith("$ picogpt ") and text.count("\n") > 1
+]
+
+
+@pytest.mark.parametrize(("page", "text"), SHOWN, ids=[text[2:25] for _, text in SHOWN])
+def test_commands_print_what_is_shown_below_them(page, text):
+    command, _, output = text[2:].partition("\n")
+    assert same(shell(shlex.split(command), cwd=ROOT), output)
+
+
+def test_every_kind_of_command_is_shown_with_what_it_prints():
+    assert {text.split()[2] for _, text in SHOWN} == {'"Once', "next", "tokens", "score"}
+
+
+def test_the_terminal_shows_what_the_commands_print():
+    svg = (ROOT / "docs" / "terminal.svg").read_text(encoding="utf-8")
+    assert "http" not in svg.partition("</style>")[2]
+    shown = html.unescape("".join(re.findall(r"<text[^>]*>([^<]*)</text>", svg)))
+    commands = re.findall(r"^    '(picogpt .*)',$", DRAW, re.MULTILINE)
+    assert len(commands) == 3
+    found = "".join(
+        f"${command}{shell(shlex.split(command), model='tales')}" for command in commands
+    )
+    assert same("picogpt" + found, shown)
+
+
 def test_the_options_are_those_of_help():
-    assert shell(["picogpt", "--help"]) in [text for _, text in BLOCKS]
+    assert shell(["picogpt", "--help"]) in [text for _, text in BLOCKS["README.md"]]
 
 
-def test_python_examples_run(capsys, tmp_path, monkeypatch):
-    names = {}
-    examples = [text for language, text in BLOCKS if language == "python"]
-    assert len(examples) == 9
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_page_of_commands_has_their_help(verb):
+    assert shell(["picogpt", verb, "--help"]) in [text for _, text in BLOCKS["commands.md"]]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for text in examples:
-        exec(text, names)
-    assert names["logits"].shape == (4, 4096)
-    assert len(capsys.readouterr().out.splitlines()) >= 4
-    assert names["weights"].shape == (8, 4, 4)
-    assert not np.array_equal(names["silenced"], names["logits"])
+    if page == "fine-tuned.md":
+        pytest.importorskip("safetensors")
+        write_adapter(tmp_path / "my-lora")
+    names = {}
+    for language, text in BLOCKS[page]:
+        if language == "python":
+            exec(text, names)
+    if page == "README.md":
+        assert names["logits"].shape == (4, 4096)
+    if page == "inside.md":
+        assert names["weights"].shape == (8, 4, 4)
+        assert not np.array_equal(
+            names["silenced"], gpt2(names["ids"], **names["params"], n_head=8)
+        )
+
+
+def test_there_are_python_examples():
+    blocks = [language for page in PAGES for language, _ in BLOCKS[page] if language == "python"]
+    assert len(blocks) > 12
 
 
 def test_ci_runs_the_readmes_test_command():
-    commands = [text[2:].splitlines()[0] for _, text in BLOCKS if text.startswith("$ ")]
+    texts = [text for _, text in BLOCKS["README.md"]]
+    commands = [text[2:].splitlines()[0] for text in texts if text.startswith("$ ")]
     tests = [command for command in commands if "pytest" in command]
     assert len(tests) == 1
     assert tests[0] in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-def test_the_example_of_tokens():
-    command = '$ picogpt tokens "Not all heroes wear capes."\n'
-    (output,) = (text[len(command) :] for _, text in BLOCKS if text.startswith(command))
-    assert shell(["picogpt", "tokens", "Not all heroes wear capes."]) == output
+def test_pictures_are_those_that_the_script_makes(tmp_path):
+    commands = re.findall(r"^    \"(\w+\.png)\": '(.*)',$", DRAW, re.MULTILINE)
+    assert len(commands) == 2
+    for name, command in commands:
+        assert (ROOT / "docs" / name).read_bytes().startswith(b"\x89PNG")
+        arguments = ["picogpt", *shlex.split(command), "--model", "tales"]
+        shell([*arguments, "-o", str(tmp_path / name)])
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("verb", ["next", "score"])
-def test_figures_are_those_of_the_command_beside_them(verb):
-    """But for the last digit of some, which differs from machine to machine."""
-    (block,) = (text for _, text in BLOCKS if text.startswith(f"$ picogpt {verb} "))
-    command, _, output = block[2:].partition("\n")
-    found = shell(shlex.split(command), cwd=ROOT)
-    assert len(found.split()) == len(output.split())
-    for new, old in zip(found.split(), output.split(), strict=True):
-        if new != old:
-            numbers = [float(text.strip("%")) for text in (new, old)]
-            assert numbers[0] == pytest.approx(numbers[1], rel=1e-2)
-
-
-def test_commands_that_make_the_pictures_work(tmp_path):
-    pictures = [text[2:-1] for _, text in BLOCKS if " -o docs/" in text]
-    assert len(pictures) == 2
-    for command in pictures:
-        *arguments, path = shlex.split(command)
-        assert (ROOT / path).read_bytes().startswith(b"\x89PNG")
-        shell([*arguments, str(tmp_path / "x.png")])
-        assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_files_that_the_readme_links_to_are_there():
-    links = re.findall(r"\]\((?!https?:)([^)]+)\)", README)
-    assert len(links) > 8
-    assert [link for link in links if not (ROOT / link).exists()] == []
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_links_to_are_there(page):
+    folder = ROOT if page == "README.md" else ROOT / "docs"
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", PAGES[page])
+    assert [link for link in links if not (folder / link).exists()] == []
+    assert links or page not in ("README.md", "index.md")
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
