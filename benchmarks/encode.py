@@ -1,26 +1,26 @@
 """How fast picogpt encodes, beside tiktoken, Hugging Face tokenizers and OpenAI's loop.
 
-    python benchmarks/encode.py TEXT_FILE
-
-All have GPT-2's vocabulary, run on one thread, in turns in one process. "cold" is the first text
-that a new encoder sees, "warm" the same text again. OpenAI's loop is restated here: the rule of
-src/encoder.py in openai/gpt-2, with its cache. Every one of them must give the same ids.
+All have GPT-2's vocabulary, run on one thread, in turns in one process. At first sight is the first
+text that a new encoder sees, again the same text once more. OpenAI's loop is restated here: the
+rule of src/encoder.py in openai/gpt-2, with its cache. Every one of them must give the same ids.
 """
 
-import argparse
 import functools
 import gc
+import operator
 import random
-import statistics
-import sys
 from importlib import resources
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
-from generate import machine, timed
+from common import installed, timed
 
 from picogpt import Encoder
 from picogpt.encoder import BYTE_TO_CHARACTER
+
+TABLE = "encoding, MB/s"
+TEXT, AGAIN = "English, at first sight", "the same text again"
+OPENAI = "OpenAI's loop"
 
 
 class OpenAI:
@@ -62,6 +62,11 @@ class OpenAI:
         return ids
 
 
+def vocabulary_files():
+    folder = resources.files("picogpt") / "vocabulary"
+    return [str(folder / name) for name in ("encoder.json", "vocab.bpe")]
+
+
 def make_picogpt():
     return Encoder.gpt2().encode
 
@@ -75,8 +80,7 @@ def make_tiktoken():
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
     from tiktoken_ext.openai_public import r50k_pat_str
 
-    folder = resources.files("picogpt") / "vocabulary"
-    ranks = data_gym_to_mergeable_bpe_ranks(str(folder / "vocab.bpe"), str(folder / "encoder.json"))
+    ranks = data_gym_to_mergeable_bpe_ranks(*reversed(vocabulary_files()))
     made = tiktoken.Encoding(
         "gpt2",
         pat_str=r50k_pat_str,
@@ -89,76 +93,70 @@ def make_tiktoken():
 def make_tokenizers():
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    own = Encoder.gpt2()
-    merges = [tuple(pair.split(" ")) for pair in own._ranks]
-    made = Tokenizer(models.BPE(own.encoder, merges))
+    made = Tokenizer(models.BPE.from_file(*vocabulary_files()))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return lambda text: made.encode(text).ids
 
 
-def repeat(text, n_bytes):
-    return text * max(1, n_bytes // len(text.encode()))
+MAKERS = {"picogpt": make_picogpt, "tiktoken": make_tiktoken}
+MAKERS |= {"tokenizers": make_tokenizers, OPENAI: make_openai}
 
 
-def worst_cases(n):
+def made_up(n_bytes):
+    """-> text that a tokenizer takes for English: words by Zipf's law, the likelier ones tokens,
+    the seldom ones two of them, joined; as many different ones as in books, about.
+    """
+    rng = random.Random(0)
+    tokens = [token.replace("Ġ", " ") for token in Encoder.gpt2().encoder if token.isalpha()]
+    starts = [token[1:] for token in tokens if token[0] == " " and token.isascii()]
+    ends = [token for token in tokens if token.isascii() and token.islower() and token[0] != " "]
+    words = starts[:8000]
+    words += map(operator.add, rng.choices(words, k=28_000), rng.choices(ends, k=28_000))
+    sums = list(accumulate(1 / (rank + 5) for rank in range(len(words))))
+    n = n_bytes // 5
+    between = rng.choices([" ", ", ", ". ", "\n"], [86, 6, 4, 4], k=n)
+    return "".join(map(operator.add, rng.choices(words, cum_weights=sums, k=n), between))[:n_bytes]
+
+
+def repeated(n_bytes):
+    """-> {what: text}, of other kinds."""
+    texts = {
+        "Python source, repeated": Path(__file__).read_text(encoding="utf-8"),
+        "Chinese, repeated": "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。寒来暑往，秋收冬藏。",
+        "emoji, repeated": "👩‍👩‍👧 🤗 🎉 🐍 👍🏽 ",
+    }
+    return {what: x * max(1, n_bytes // len(x.encode())) for what, x in texts.items()}
+
+
+def long_words(n):
+    """-> {what: text}, of n characters that hardly anything cuts."""
     rng = random.Random(0)
     return {
-        f"{n} times a": "a" * n,
-        f"{n} blanks, then x": " " * n + "x",
-        f"{n} digits": "".join(rng.choices("0123456789", k=n)),
-        f"{n} letters": "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=n)),
-        f"{n} combining marks": "".join(rng.choices("\u0300\u0301\u0308\u0323", k=n)),
-        f"{n} emoji": "".join(rng.choices("🤗👩👧🏽🎉🐍", k=n)),
+        f"a word of {n:,} letters": "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=n)),
+        f"{n:,} times the letter a": "a" * n,
+        f"{n:,} digits": "".join(rng.choices("0123456789", k=n)),
+        f"{n:,} blanks": " " * n + "x",
+        f"{n:,} combining marks": "".join(rng.choices("\u0300\u0301\u0308\u0323", k=n)),
+        f"{n:,} emoji in one word": "".join(rng.choices("🤗👩👧🏽🎉🐍", k=n)),
     }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("text", type=Path, help="a text in UTF-8, 10 MB of English for the README")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each (default: 5)")
-    parser.add_argument("--worst", type=int, default=100_000, help="characters of a worst case")
-    args = parser.parse_args()
-    makers = {"picogpt": make_picogpt, "tiktoken": make_tiktoken}
-    makers |= {"tokenizers": make_tokenizers, "OpenAI's loop": make_openai}
-    for name in list(makers):
-        try:
-            makers[name]()
-        except ImportError as error:
-            print(f"left out: {name} ({error})", file=sys.stderr)
-            del makers[name]
-    source = Path(__file__).read_text(encoding="utf-8")
-    texts = {
-        args.text.name: args.text.read_text(encoding="utf-8"),
-        "Python source, 1 MB": repeat(source, 1_000_000),
-        "Chinese, 1 MB": repeat(
-            "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。寒来暑往，秋收冬藏。", 1_000_000
-        ),
-        "emoji, 1 MB": repeat("👩‍👩‍👧 🤗 🎉 🐍 👍🏽 ", 1_000_000),
-    }
-    print(machine())
-    print(f"{'text':28} {'who':14} {'cold MB/s':>10} {'warm MB/s':>10}   (medians)")
+def measure(setup, note):
+    makers = {who: MAKERS[who] for who in installed(MAKERS)}
+    long = long_words(1000 if setup.is_smoke else 100_000)
+    texts = {TEXT: setup.text} | repeated(10_000 if setup.is_smoke else 1_000_000) | long
     for what, text in texts.items():
-        size, ids, rates = len(text.encode()) / 1e6, None, {name: ([], []) for name in makers}
-        for _ in range(args.rounds):
-            for name, make in makers.items():
+        size, ids = len(text.encode()) / 1e6, []
+        for _ in range(setup.rounds):
+            for who, make in makers.items():
+                if who == OPENAI and what in long:
+                    continue  # whose length, squared, is the time that it takes
                 encode = make()
                 gc.collect()
                 gc.freeze()  # what others hold is not looked through on this one's time
-                for times in rates[name]:
-                    times.append(timed(encode, text))
+                note(TABLE, what, who, size / timed(encode, text))
+                if what == TEXT:
+                    note(TABLE, AGAIN, who, size / timed(encode, text))
                 found = list(encode(text[:100_000]))
                 ids = ids or found
-                assert found == ids, f"{name} has other ids for {what}"
-        for name, (cold, warm) in rates.items():
-            cold, warm = statistics.median(cold), statistics.median(warm)
-            print(f"{what:28} {name:14} {size / cold:10.2f} {size / warm:10.2f}")
-    print(f"{'worst case, one word':28} {'who':14} {'us/character':>12}")
-    for what, text in worst_cases(args.worst).items():
-        for name in ("picogpt", "tiktoken"):
-            if name in makers:
-                seconds = timed(makers[name](), text)
-                print(f"{what:28} {name:14} {seconds / args.worst * 1e6:12.2f}")
-
-
-if __name__ == "__main__":
-    main()
+                assert found == ids, f"{who} has other ids for {what}"

@@ -1,30 +1,56 @@
-"""How fast picogpt starts: the import, --help, and checkpoints of GPT-2 124M's shape.
+"""How fast picogpt starts and loads, and how much memory it takes.
 
-    python benchmarks/load.py
-
-The checkpoints have random weights and lie in the page cache; TensorFlow and safetensors, which
-write them, must be installed. Medians, the least and the most, in milliseconds; then by how much
-`load` grows the process at most, in files' sizes.
+Processes are timed from their start to their end; those of others end at once, without tidying up.
+The files have random weights and lie in the page cache. What is loaded is mapped from its file, or
+copied out of it, as each of them does by itself.
 """
 
-import argparse
 import json
-import statistics
+import re
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
+from importlib import resources
 
+import encode
 import numpy as np
-from generate import HPARAMS, machine, random_weights, timed, write_checkpoint
+from common import installed, timed
+from generate import convert
 
-from picogpt import Encoder, load, save
+from picogpt import load, loader
 from picogpt.checkpoint import find_checkpoint, read_header, read_index, read_tensors
 
+STARTING, LOADING, MEMORY = "starting, s", "loading, ms", "memory, MB"
+FILE = "the file of weights"
+PROMPT = "Once upon a time"
+
+# Without TensorFlow in this process, since it takes memory, and threads.
+WRITE = """
+import sys, numpy as np, tensorflow as tf
+v1 = tf.compat.v1
+v1.disable_eager_execution()
+session = v1.Session()
+for name, value in np.load(sys.argv[1] + "/tensors.npz").items():
+    place = v1.placeholder(tf.float32, value.shape)
+    variable = v1.get_variable(name, value.shape)
+    session.run(variable.assign(place), {place: value})
+saver = v1.train.Saver(save_relative_paths=True)
+saver.save(session, sys.argv[1] + "/model.ckpt", write_meta_graph=False)
+"""
+TRANSFORMERS = """
+import os, sys
+from transformers import GPT2LMHeadModel, GPT2Tokenizer
+tokenizer = GPT2Tokenizer.from_pretrained(sys.argv[1])
+model = GPT2LMHeadModel.from_pretrained(sys.argv[1])
+model.generation_config.eos_token_id = None
+prompt = tokenizer(sys.argv[2], return_tensors="pt")
+new = model.generate(**prompt, max_new_tokens=40, do_sample=False, pad_token_id=0)
+print(tokenizer.decode(new[0]), flush=True)
+os._exit(0)
+"""
 # The largest the process has been, against what it was before. The vocabulary, some 20 MB, is
 # not the weights', so one has been there before.
 GROWTH = """
-import resource, sys
+import sys
 from picogpt import Encoder, load
 Encoder.gpt2()
 load("tales")
@@ -35,14 +61,52 @@ before = memory("VmRSS")
 model = load(sys.argv[1])
 print(memory("VmHWM") - before)
 """
+PEAK = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+"""
 
 
-def read(folder, verify):
-    read_tensors(read_index(find_checkpoint(folder)), verify=verify)
+def run_python(*arguments):
+    """-> what a Python of its own prints."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], check=True, capture_output=True, text=True
+    )
+    return done.stdout
 
 
-def read_safetensors(path):
-    read_tensors(read_header(path))
+def can_run(who, *arguments):
+    """Whether a Python finds all that it imports; says so if not."""
+    try:
+        run_python(*arguments)
+    except subprocess.CalledProcessError as error:
+        reason = re.search(r"^(ImportError|ModuleNotFoundError): .*", error.stderr, re.MULTILINE)
+        if not reason:
+            raise
+        print(f"left out: {who} ({reason[0]})", file=sys.stderr)
+        return False
+    return True
+
+
+def continue_text(model, n_tokens):
+    return "-m", "picogpt", PROMPT, "--model", model, "--n-tokens", n_tokens, "--no-stop"
+
+
+def write_checkpoint(folder, setup):
+    """Writes a folder in the release's layout, if TensorFlow is there. -> whether it is."""
+    folder.mkdir()
+    names = loader._parameter_tree(setup.hparams, lambda name, _: name)
+    leaves = loader._leaves(names, setup.params)
+    tensors = {name: x[None] if name.endswith("/w") else x for _, name, x in leaves}
+    np.savez(folder / "tensors.npz", **tensors)
+    has_written = can_run("a TensorFlow checkpoint", "-c", WRITE, folder)
+    (folder / "tensors.npz").unlink()
+    (folder / "hparams.json").write_text(json.dumps(setup.hparams), encoding="utf-8")
+    vocabulary = resources.files("picogpt") / "vocabulary"
+    for name in ("encoder.json", "vocab.bpe"):
+        (folder / name).write_bytes((vocabulary / name).read_bytes())
+    return has_written
 
 
 def write_halves(source, folder, dtype):
@@ -64,61 +128,105 @@ def write_halves(source, folder, dtype):
     (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + data)
 
 
-def growth(folder):
-    """-> by how much `load` grows a process at most, in sizes of the file with the weights."""
-    size = max(path.stat().st_size for path in folder.iterdir())
-    done = subprocess.run(
-        [sys.executable, "-c", GROWTH, str(folder)], check=True, capture_output=True, text=True
-    )
-    return int(done.stdout) / size
+def measure(setup, note):
+    folders = {"safetensors": setup.model}
+    for dtype, name in (("F16", "float16"), ("BF16", "bfloat16")):
+        folders[f"safetensors in {name}"] = setup.folder / name
+        write_halves(setup.model, setup.folder / name, dtype)
+    if write_checkpoint(setup.folder / "tensorflow", setup):
+        folders["a TensorFlow checkpoint"] = setup.folder / "tensorflow"
+    measure_start(setup, note, folders)
+    measure_load(setup, note, folders)
+    measure_memory(setup, note, folders)
 
 
-def python(*arguments):
-    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+def measure_start(setup, note, folders):
+    transformers = "from transformers import GPT2LMHeadModel, GPT2Tokenizer"
+    cases = {
+        ("imports", "picogpt"): ("-c", "import picogpt"),
+        ("imports", "Python alone"): ("-c", ""),
+        ("imports", "NumPy"): ("-c", "import numpy"),
+        ("imports", "transformers"): ("-c", f"import os\n{transformers}\nos._exit(0)"),
+        ("imports", "TensorFlow"): ("-c", "import os, tensorflow\nos._exit(0)"),
+        ("`picogpt --help`", "picogpt"): ("-m", "picogpt", "--help"),
+        ("40 tokens of `tales`", "picogpt"): continue_text("tales", 40),
+    }
+    for kind in ("safetensors", "a TensorFlow checkpoint"):
+        if kind in folders:
+            cases[f"40 tokens of {kind}", "picogpt"] = continue_text(folders[kind], 40)
+    cases["40 tokens of safetensors", "transformers"] = ("-c", TRANSFORMERS, setup.model, PROMPT)
+    cases = {(what, who): run for (what, who), run in cases.items() if can_run(who, *run)}
+    for _ in range(setup.rounds):
+        for (what, who), arguments in cases.items():
+            note(STARTING, what, who, timed(run_python, *arguments))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=11, help="turns of each (default: 11)")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        try:
-            write_checkpoint(folder, HPARAMS, random_weights(HPARAMS))
-        except subprocess.CalledProcessError:
-            sys.exit("load.py: its checkpoint needs TensorFlow; run pip install tensorflow-cpu")
-        saved, kinds = folder / "safetensors", {"TensorFlow": folder}
-        save(saved, *load(folder))
-        kinds["safetensors"] = saved
-        for dtype in ("F16", "BF16"):
-            kinds[f"safetensors, {dtype}"] = folder / dtype
-            write_halves(saved, folder / dtype, dtype)
-        cases = {
-            "python, nothing": (python, "-c", ""),
-            "python -c 'import numpy'": (python, "-c", "import numpy"),
-            "python -c 'import picogpt'": (python, "-c", "import picogpt"),
-            "picogpt --help": (python, "-m", "picogpt", "--help"),
-            "tensors mapped": (read, folder, False),
-            "tensors mapped, checksums compared": (read, folder, True),
-            "Encoder.gpt2()": (Encoder.gpt2,),
-            "load": (load, folder),
-            "safetensors mapped": (read_safetensors, saved / "model.safetensors"),
-            "load, safetensors": (load, saved),
-            "load, F16": (load, folder / "F16"),
+def map_tensorflow(folder, verify):
+    read_tensors(read_index(find_checkpoint(folder)), verify=verify)
+
+
+def map_safetensors(folder):
+    read_tensors(read_header(folder / "model.safetensors"))
+
+
+def make_transformers(setup):
+    import torch  # noqa: F401  which must be there
+    from transformers import GPT2LMHeadModel, GPT2Tokenizer, logging
+
+    logging.disable_progress_bar()
+
+    def load_both():
+        GPT2LMHeadModel.from_pretrained(setup.model)
+        GPT2Tokenizer.from_pretrained(setup.model)
+
+    return {
+        "safetensors": lambda: GPT2LMHeadModel.from_pretrained(setup.model),
+        "safetensors, and the vocabulary": load_both,
+    }
+
+
+def make_ctranslate2(setup):
+    import ctranslate2
+
+    path = str(convert(setup))
+    return {"its own format": lambda: ctranslate2.Generator(path, intra_threads=setup.threads)}
+
+
+def measure_load(setup, note, folders):
+    own = {
+        "safetensors": lambda: map_safetensors(setup.model),
+        "safetensors, and the vocabulary": lambda: load(setup.model),
+    }
+    half = folders["safetensors in float16"]
+    own["safetensors in float16, widened, and the vocabulary"] = lambda: load(half)
+    if released := folders.get("a TensorFlow checkpoint"):
+        own |= {
+            "a TensorFlow checkpoint, no checksums": lambda: map_tensorflow(released, False),
+            "a TensorFlow checkpoint, all checksums": lambda: map_tensorflow(released, True),
+            "the same, and the vocabulary: `load`": lambda: load(released),
         }
-        times = {what: [] for what in cases}
-        for i in range(-1, args.rounds):  # the first turn warms up
-            for what, (function, *arguments) in cases.items():
-                seconds = timed(function, *arguments)
+    others = {"transformers": make_transformers, "CTranslate2": make_ctranslate2}
+    functions = {"picogpt": own} | installed(others, setup)
+    for who in installed(encode.MAKERS):
+        if who != encode.OPENAI:
+            functions.setdefault(who, {})["GPT-2's vocabulary"] = encode.MAKERS[who]
+    for i in range(-1, setup.rounds):  # the first turn warms up
+        for who, by_what in functions.items():
+            for what, function in by_what.items():
+                seconds = timed(function)
                 if i >= 0:
-                    times[what].append(seconds * 1e3)
-        grown = {kind: growth(path) for kind, path in kinds.items()}
-    print(machine())
-    for what, ms in times.items():
-        print(f"{what:36} {statistics.median(ms):8.1f} {min(ms):8.1f} {max(ms):8.1f}")
-    for kind, sizes in grown.items():
-        print(f"memory for {kind:25} {sizes:8.3f} x the file")
+                    note(LOADING, what, who, seconds * 1e3)
 
 
-if __name__ == "__main__":
-    main()
+def measure_memory(setup, note, folders):
+    """Notes each beside the size of the file with the weights."""
+
+    def largest(folder):
+        return max(path.stat().st_size for path in folder.iterdir()) / 1e6
+
+    peak = int(run_python("-c", PEAK, sys.executable, *continue_text(setup.model, 200)))
+    note(MEMORY, "200 tokens on the command line", "picogpt", peak / 1e6)
+    note(MEMORY, "200 tokens on the command line", FILE, largest(setup.model))
+    for kind, folder in folders.items():
+        note(MEMORY, f"`load` of {kind}", "picogpt", int(run_python("-c", GROWTH, folder)) / 1e6)
+        note(MEMORY, f"`load` of {kind}", FILE, largest(folder))
