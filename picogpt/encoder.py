@@ -32,11 +32,13 @@ VOCABULARY_FILES = (
 # standard library's `re` has no \p{L} (letters) and \p{N} (numbers). OpenAI's pattern has the
 # contractions first; nothing else that begins with ' comes before them here, so it cuts the same.
 PIECES = (
-    r" ?\p{L}+"  # letters, and one blank before; most pieces are such
+    r" ?[\p{L}]+"  # letters, and one blank before; most pieces are such
     r"|'s|'t|'re|'ve|'m|'ll|'d"  # the ends of contractions, in lower case only
-    r"| ?\p{N}+| ?[^\s\p{L}\p{N}]+"  # numbers or others, and one blank before
+    r"| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+"  # numbers or others, and one blank before
     r"|\s+(?!\S)|\s+"  # white space, but its last blank goes with what follows
 )
+# The same for ASCII alone, which `re` cuts in half the time.
+ASCII_PIECES = PIECES.replace(r"\p{L}", "A-Za-z").replace(r"\p{N}", "0-9")
 # Before white space text can be cut anywhere: what comes before is a piece's end in any case.
 CUT = r"\S(?=\s)"
 PART = 1 << 16  # characters between cuts, at least: so the pieces of a long text need little memory
@@ -146,7 +148,8 @@ class Encoder:
         self._special_ids = {self.decode([token]): token for token in loose}
         longest_first = sorted(self._special_ids, key=len, reverse=True)
         self._special = f"({'|'.join(map(re.escape, longest_first))})" if loose else ""
-        self._pieces = regex.compile(PIECES).findall
+        self._find_all = regex.compile(PIECES).findall
+        self._find_ascii = re.compile(ASCII_PIECES, re.ASCII).findall
         self._cut = regex.compile(CUT).search
         self._ids = _Ids(self._join)
 
@@ -314,6 +317,9 @@ class Encoder:
             end = cut.end() if cut else len(text)
             yield text[start:end]
             start = end
+
+    def _pieces(self, text: str) -> list[str]:
+        return self._find_ascii(text) if text.isascii() else self._find_all(text)
 
     def _join(self, piece: str) -> tuple[int, ...]:
         """Encodes one piece: joins the pair of lowest rank, the leftmost first, until none is left.

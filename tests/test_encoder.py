@@ -1,6 +1,7 @@
 """Token ids, exactly. The values are those on which tiktoken and OpenAI's encoder agree."""
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -120,6 +121,12 @@ def test_both_ways_of_joining_give_the_same(text):
         patch.setattr(encoder, "LONG", 1 << 20)
         as_short = [GPT2._join(piece) for piece in GPT2._pieces(text)]
     assert as_long == as_short
+
+
+def test_both_patterns_cut_ascii_alike():
+    for a, b in product(map(chr, range(128)), repeat=2):
+        for text in (f"{a}{b}x", f"x{a}{b}", f" {a} {b}", f"1{a}'s{b}", f"\n{a}{b}\n"):
+            assert GPT2._find_ascii(text) == GPT2._find_all(text), text
 
 
 @given(st.text())
