@@ -154,14 +154,16 @@ class Encoder:
         self._ids = _Ids(self._join)
 
     def _check(self) -> None:
-        if free := set(range(self.n_vocab)) - self.decoder.keys():
+        if sorted(self.decoder) != list(range(self.n_vocab)):
+            free = set(range(self.n_vocab)) - self.decoder.keys()
             found = f"no token has the id {min(free)}"
             raise PicogptError(f"{found}; expected 0 to {self.n_vocab - 1}, once each")
         for byte, character in BYTE_TO_CHARACTER.items():
             if character not in self.encoder:
                 raise PicogptError(f"no token for the byte {byte:#04x}; expected {character!r}")
-        if strange := set("".join(self.encoder)) - CHARACTER_TO_BYTE.keys():
-            raise PicogptError(f"a token holds {min(strange)!r}; expected what stands for bytes")
+        known = re.escape("".join(CHARACTER_TO_BYTE))
+        if strange := re.search(f"[^{known}]", "".join(self.encoder)):
+            raise PicogptError(f"a token holds {strange[0]!r}; expected what stands for bytes")
         # Whole texts are looked through faster than their lines, one by one.
         pairs = "\n".join(self._ranks)
         joined = set(pairs.replace(" ", "").split("\n")) if pairs else set()
