@@ -6,6 +6,7 @@ copied out of it, as each of them does by itself.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -69,10 +70,10 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 
 
 def run_python(*arguments):
-    """-> what a Python of its own prints."""
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], check=True, capture_output=True, text=True
-    )
+    """-> what a Python of its own prints; it keeps bytecode, as there is after an installation."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return done.stdout
 
 

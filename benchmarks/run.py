@@ -58,10 +58,14 @@ def measure(args, where):
     if args.text:
         text = args.text.read_text(encoding="utf-8")
         of = f"of `{args.text.name}`"
-        command += ["--text", args.text.name]
+        command += ["--text", args.text.name]  # not where it lies, which says nothing elsewhere
     else:
         text = encode.made_up(100_000 if args.smoke else 10_000_000)
         of = "made up of words from GPT-2's vocabulary, by Zipf's law"
+    if args.smoke:
+        command.append("--smoke")
+    if args.only != list(PARTS):
+        command += ["--only", *args.only]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         params, model = random_params(hparams), folder / "model"
