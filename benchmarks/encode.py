@@ -19,7 +19,7 @@ from picogpt import Encoder
 from picogpt.encoder import BYTE_TO_CHARACTER
 
 TABLE = "encoding, MB/s"
-TEXT, AGAIN = "English, at first sight", "the same text again"
+TEXT, AGAIN = "English to ids, at first sight", "the same text again"
 OPENAI = "OpenAI's loop"
 
 

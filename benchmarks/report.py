@@ -16,7 +16,7 @@ CHARTED = {  # the tables, and those of their rows that the chart shows
         "16 rows, 40 new tokens each",
         "a prompt of 1,024 tokens",
     ),
-    "encoding, MB/s": ("English, at first sight", "the same text again"),
+    "encoding, MB/s": ("English to ids, at first sight", "the same text again"),
 }
 OWN, OTHERS, INK = "#c2410c", "#a8b1bd", "#1f2933"  # colours
 

@@ -113,3 +113,10 @@ def test_figures_of_the_readme_are_those_of_whole_runs_only(tmp_path):
         )
         assert done.returncode == 2
         assert "need --output" in done.stderr
+
+
+def test_what_the_chart_shows_is_measured(report):
+    parts = [BENCHMARKS / name for name in ("generate.py", "encode.py")]
+    source = "".join(path.read_text(encoding="utf-8") for path in parts)
+    for table, rows in report.CHARTED.items():
+        assert [text for text in (table, *rows) if f'"{text}"' not in source] == []
