@@ -121,12 +121,12 @@ def test_the_wheel_works_where_it_is_installed(wheel, tmp_path):
     python = folder / Path(sys.executable).name
     python = python if python.exists() else folder / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-index"]
-    subprocess.run([*pip, "--no-deps", "--quiet", str(wheel)], check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    subprocess.run([*pip, "--no-deps", "--quiet", str(wheel)], check=True, **options)
     # What it depends on is taken from where this test runs, after what is installed here.
     others = Path(paths["purelib"], "others.pth")
     others.write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
     command = [folder / "picogpt", "Once upon a time", "--n-tokens", "5"]
     done = subprocess.run(command, **options)
     assert (done.returncode, done.stderr) == (0, "")
