@@ -43,6 +43,13 @@ class _Help(argparse.RawDescriptionHelpFormatter):
                 lines += textwrap.wrap(" ".join(group), width, break_on_hyphens=False)
         return "".join(f"{indent}{line}\n" for line in lines)
 
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Options as Python 3.13 words them, whatever version runs."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, action.dest.upper())
+        return f"{', '.join(action.option_strings)} {value}"
+
 
 def make_parser(verb: str, operand: str, description: str, help_: str) -> argparse.ArgumentParser:
     name = f"picogpt {verb}".strip()
