@@ -245,7 +245,7 @@ def _like(array: Any, values: np.ndarray, what: str) -> Any:
     """Values in the library and dtype of an array."""
     if not np.isfinite(values).all():
         raise PicogptError(f"{what} is not finite; it is damaged, or the training of it failed")
-    return array_module(array).asarray(values, dtype=array.dtype)
+    return array_module(array).asarray(values.astype(array.dtype, copy=False))
 
 
 def _copy(tree: Any) -> Any:

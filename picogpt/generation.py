@@ -131,11 +131,7 @@ def stream(
     """Yields the ids that `generate` returns, each as soon as it is known.
 
     Args:
-        inputs: as for `generate`; all but logprobs.
-        params: as for `generate`; all but logprobs.
-        n_head: as for `generate`; all but logprobs.
-        n_tokens_to_generate: as for `generate`; all but logprobs.
-        options: as for `generate`; all but logprobs.
+        inputs, params, n_head, n_tokens_to_generate, options: as for `generate`; all but logprobs.
 
     Raises:
         PicogptError: as `generate` does; at once, not at the first id, for the arguments.
@@ -169,11 +165,7 @@ def generate_batch(
 
     Args:
         prompts: a list of ids each.
-        params: as for `generate`.
-        n_head: as for `generate`.
-        n_tokens_to_generate: as for `generate`.
-        logprobs: as for `generate`.
-        options: as for `generate`.
+        params, n_head, n_tokens_to_generate, logprobs, options: as for `generate`.
 
     Raises:
         PicogptError: as `generate` does.
@@ -210,11 +202,7 @@ def generate_many(
 
     Args:
         prompts: a list of ids each.
-        params: as for `generate`.
-        n_head: as for `generate`.
-        n_tokens_to_generate: as for `generate`.
-        logprobs: as for `generate`.
-        options: as for `generate`.
+        params, n_head, n_tokens_to_generate, logprobs, options: as for `generate`.
         batch_size: prompts side by side.
         first: number of the first prompt; with a seed, each number has its own random numbers.
         ends: given a prompt's place and its new id, whether that is its last.
@@ -256,9 +244,7 @@ def next_tokens(
     """Returns the ids that may come next and their probabilities, the likeliest first.
 
     Args:
-        inputs: as for `generate`.
-        params: as for `generate`.
-        n_head: as for `generate`.
+        inputs, params, n_head: as for `generate`.
         options: temperature, top_k, top_p and repetition_penalty, as for `generate`; but without
             them the temperature is 1.
 

@@ -215,9 +215,7 @@ def save(
 
     Args:
         folder: where to; must not exist yet, or be empty. It is a model only when all is written.
-        encoder: as `load` returns them.
-        hparams: as `load` returns them.
-        params: as `load` returns them.
+        encoder, hparams, params: as `load` returns them.
 
     Raises:
         PicogptError: the folder holds something, the three do not fit each other, or safetensors
@@ -334,8 +332,7 @@ def find_model(
     """Returns the folder of a model, absolute.
 
     Args:
-        model: as for `load`.
-        weights_dir: as for `load`.
+        model, weights_dir: as for `load`.
         fetch: an official one that is not complete; else it is returned as it is.
 
     Raises:

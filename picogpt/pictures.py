@@ -42,8 +42,7 @@ def attention_plot(
 
     Args:
         text: at least one token, and no more than the window takes; or its ids.
-        encoder: as `load` returns them.
-        params: as `load` returns them.
+        encoder, params: as `load` returns them.
         n_head: number of attention heads, `hparams["n_head"]`.
         layer: from 0; None: the last.
         head: from 0; "all" for a grid of them, "mean" for their average.
@@ -110,9 +109,7 @@ def lens_plot(
 
     Args:
         text: at least one token, at most 120; or its ids.
-        encoder: as for `attention_plot`.
-        params: as for `attention_plot`.
-        n_head: as for `attention_plot`.
+        encoder, params, n_head: as for `attention_plot`.
 
     Returns:
         A matplotlib figure, which notebooks show: a column for each token, a row for each layer,
@@ -180,9 +177,7 @@ def attention_view(
 
     Args:
         text: at least one token, at most 256; or its ids.
-        encoder: as for `attention_plot`.
-        params: as for `attention_plot`.
-        n_head: as for `attention_plot`.
+        encoder, params, n_head: as for `attention_plot`.
 
     Returns:
         The page, a string, which notebooks show. It asks nothing of the network. Shares are rounded

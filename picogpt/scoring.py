@@ -146,10 +146,7 @@ def score(
 
     Args:
         text: of any length.
-        encoder: as for `token_logprobs`.
-        params: as for `token_logprobs`.
-        n_head: as for `token_logprobs`.
-        stride: as for `token_logprobs`.
+        encoder, params, n_head, stride: as for `token_logprobs`.
         start_token: put the end of text in front, so that the first token is scored too.
 
     Returns:
@@ -184,12 +181,7 @@ def score_texts(
     """Yields the score of each text, its ids, and what the model says of each of them.
 
     Args:
-        texts: as for `score`.
-        encoder: as for `score`.
-        params: as for `score`.
-        n_head: as for `score`.
-        start_token: as for `score`.
-        stride: as for `score`.
+        texts, encoder, params, n_head, start_token, stride: as for `score`.
         only_last_word: score nothing else, and tell whether all its tokens are the likeliest ones,
             as in LAMBADA. The blank, or other white space, right before a word is part of it. Of
             what comes before that, no more counts than fits the window.
@@ -253,9 +245,7 @@ def score_ids(
 
     Args:
         texts: ids of each.
-        params: as for `token_logprobs`.
-        n_head: as for `token_logprobs`.
-        stride: as for `token_logprobs`.
+        params, n_head, stride: as for `token_logprobs`.
         progress: is given the list of all batches of windows, and passes them on.
 
     Raises:

@@ -91,9 +91,7 @@ def logit_lens(
     Its residual stream is led through ln_f and the output head, as that of the last layer is.
 
     Args:
-        inputs: as for `trace`.
-        params: as for `trace`.
-        n_head: as for `trace`.
+        inputs, params, n_head: as for `trace`.
 
     Returns:
         The likeliest id after each position [n_layer + 1, n_seq], of the embedding first; and its

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 import standin
+from conftest import DATA
 
 from picogpt import (
     PicogptError,
@@ -14,6 +15,7 @@ from picogpt import (
     lm_loss,
     load,
     logit_lens,
+    merge_adapter,
     new_cache,
     next_tokens,
     score,
@@ -220,6 +222,14 @@ def test_scores_traces_and_the_rest(model, on_gpu):
     assert float(to_numpy(lm_loss(on_gpu, IDS, 4))) == pytest.approx(
         float(lm_loss(params, IDS, 4)), rel=1e-5
     )
+
+
+def test_an_adapter_is_merged_there(cupy, params, on_gpu):
+    merged = merge_adapter(on_gpu, DATA / "adapter")
+    assert isinstance(merged["blocks"][0]["attn"]["c_attn"]["w"], cupy.ndarray)
+    assert merged["wte"] is on_gpu["wte"]
+    wanted = gpt2(IDS, **merge_adapter(params, DATA / "adapter"), n_head=4)
+    assert same(gpt2(IDS, **merged, n_head=4), wanted)
 
 
 def test_the_loss_is_the_mean_of_what_is_scored(params):

@@ -220,6 +220,9 @@ def test_help_begins_with_a_sentence_and_names_each_argument(found):
     arguments = [] if is_class else [*inspect.signature(found).parameters]
     missing = [name for name in arguments if not re.search(rf"\b{name}\b", found.__doc__)]
     assert [name for name in missing if name != "self"] == []
+    section = re.search(r"^Args:\n((?:    .*\n|\n)*)", inspect.getdoc(found) + "\n", re.MULTILINE)
+    described = re.findall(r"^    (\w[\w, ]*):", section[1], re.MULTILINE) if section else []
+    assert {name for names in described for name in names.split(", ")} <= set(arguments)
 
 
 def test_help_of_the_package_names_everything_in_it():

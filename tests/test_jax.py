@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import DATA
 
 from picogpt import (
     PicogptError,
@@ -10,6 +11,7 @@ from picogpt import (
     gpt2,
     lm_loss,
     load,
+    merge_adapter,
     new_cache,
     score,
     stream,
@@ -209,6 +211,13 @@ def test_scores_and_traces_equal_numpys(model_folder, params, numpy_params):
     for name, array in trace([1, 2, 3], numpy_params, 4).items():
         assert isinstance(traced[name], jax.Array)
         assert same(traced[name], array)
+
+
+def test_an_adapter_is_merged_there(params, numpy_params, expected):
+    merged = merge_adapter(params, DATA / "adapter")
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(merged))
+    wanted = gpt2(expected["ids"], **merge_adapter(numpy_params, DATA / "adapter"), n_head=4)
+    assert same(gpt2(expected["ids"], **merged, n_head=4), wanted)
 
 
 def test_types_are_kept_or_refused(numpy_params):
