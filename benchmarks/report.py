@@ -1,4 +1,4 @@
-"""What is made of the figures: the README's tables, and the chart.
+"""What is made of the figures: the tables of README.md and docs/speed.md, and the chart.
 
 Results are what `run.py` writes as JSON: how they came about, and under "figures"
 {table: {what: {who: [value, ...]}}}, each single measurement.
@@ -18,6 +18,7 @@ CHARTED = {  # the tables, and those of their rows that the chart shows
     ),
     "encoding, MB/s": ("English to ids, at first sight", "the same text again"),
 }
+BRIEF = CHARTED | {"starting, s": None}  # what the README shows; of the last one all rows
 OWN, OTHERS, INK = "#c2410c", "#a8b1bd", "#1f2933"  # colours
 
 
@@ -56,24 +57,33 @@ def conditions(results):
     )
 
 
-def block(results):
-    """What stands between the README's two marks."""
-    tables = [table(name, rows) for name, rows in results["figures"].items()]
+def brief(figures):
+    """The tables and rows that the README shows."""
+    return {
+        name: {what: figures[name][what] for what in rows or figures[name] if what in figures[name]}
+        for name, rows in BRIEF.items()
+        if name in figures
+    }
+
+
+def block(results, *, is_whole=False):
+    """What stands between the marks of the README, or of docs/speed.md, which has all tables."""
+    figures = results["figures"] if is_whole else brief(results["figures"])
     chart = f"![How fast picogpt and others generate and encode: the figures below]({CHART})"
     paragraphs = [
-        *([chart] if charted(results) else []),
+        *([chart] if charted(results) and not is_whole else []),
         textwrap.fill(conditions(results), 100, break_long_words=False, break_on_hyphens=False),
         f"```\n$ {results['command']}\n```",
-        *tables,
+        *(table(name, rows) for name, rows in figures.items()),
     ]
     return "\n\n".join(paragraphs) + "\n"
 
 
-def replaced(readme, results):
-    """The README with a new block."""
-    before, _, rest = readme.partition(START)
+def replaced(text, results, *, is_whole=False):
+    """A page with a new block."""
+    before, _, rest = text.partition(START)
     after = rest.partition(END)[2]
-    return before + START + block(results) + END + after
+    return before + START + block(results, is_whole=is_whole) + END + after
 
 
 def charted(results):

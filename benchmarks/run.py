@@ -4,8 +4,8 @@
 
 It measures picogpt beside transformers, CTranslate2, tiktoken, tokenizers and TensorFlow, as far as
 they are installed, and writes every single measurement to benchmarks/results.json, the tables into
-README.md and the chart to docs/speed.svg. NumPy's variables OPENBLAS_CORETYPE and OPENBLAS_L2_SIZE
-should not be set, and nothing else should run. It takes about half an hour.
+README.md and docs/speed.md, and the chart to docs/speed.svg. NumPy's variables OPENBLAS_CORETYPE
+and OPENBLAS_L2_SIZE should not be set, and nothing else should run. It takes about half an hour.
 """
 
 import argparse
@@ -96,13 +96,14 @@ def main():
         path = args.json or args.output / "benchmarks" / "results.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    args.output.mkdir(parents=True, exist_ok=True)
-    text = report.replaced(readme, results)
-    (args.output / "README.md").write_text(text, encoding="utf-8")
+    (args.output / "docs").mkdir(parents=True, exist_ok=True)
+    for page, is_whole in (("README.md", False), ("docs/speed.md", True)):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        text = report.replaced(text, results, is_whole=is_whole)
+        (args.output / page).write_text(text, encoding="utf-8")
     if report.charted(results):
         report.draw(results, args.output / report.CHART)
-    print(report.block(results), end="")
+    print(report.block(results, is_whole=True), end="")
 
 
 if __name__ == "__main__":

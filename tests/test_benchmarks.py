@@ -54,27 +54,30 @@ def texts(path):
     return re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(encoding="utf-8"))
 
 
-def test_the_readme_and_the_chart_show_the_results(tmp_path, report):
+def test_pages_and_the_chart_show_the_results(tmp_path, report):
+    redraw(RESULTS, tmp_path)
+    for page in ("README.md", "docs/speed.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert text.count(report.START) == text.count(report.END) == 1
+        assert (tmp_path / page).read_text(encoding="utf-8") == text
+    assert texts(tmp_path / report.CHART) == texts(CHART)
+
+
+def test_pages_get_other_results_and_keep_what_is_around(tmp_path, report):
     results = tmp_path / "made-up.json"
     results.write_text(json.dumps(MADE_UP), encoding="utf-8")
-    redraw(RESULTS if RESULTS.exists() else results, tmp_path)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    redrawn = (tmp_path / "README.md").read_text(encoding="utf-8")
-    for text in (readme, redrawn):
-        assert text.count(report.START) == text.count(report.END) == 1
-    if RESULTS.exists():
-        assert redrawn == readme
-        assert texts(tmp_path / report.CHART) == texts(CHART)
-    else:  # nothing but the block has changed
-        outside = [
-            re.sub(f"{report.START}.*{report.END}", "", x, flags=re.S) for x in (readme, redrawn)
-        ]
-        assert outside[0] == outside[1]
-        assert report.block(MADE_UP) in redrawn
+    redraw(results, tmp_path)
+    for page, is_whole in (("README.md", False), ("docs/speed.md", True)):
+        old = (ROOT / page).read_text(encoding="utf-8")
+        new = (tmp_path / page).read_text(encoding="utf-8")
+        marks = f"{report.START}.*{report.END}"
+        assert re.sub(marks, "", old, flags=re.S) == re.sub(marks, "", new, flags=re.S)
+        assert report.block(MADE_UP, is_whole=is_whole) in new
+        assert ("memory, MB" in new) == is_whole
 
 
 def test_tables_have_medians_and_spreads_and_no_empty_columns(report):
-    tables = report.block(MADE_UP).split("\n\n")[-2:]
+    tables = report.block(MADE_UP, is_whole=True).split("\n\n")[-2:]
     assert tables[0].splitlines() == [
         "| generating, tokens/s | picogpt | CTranslate2 |",
         "| --- | ---: | ---: |",
@@ -118,5 +121,6 @@ def test_figures_of_the_readme_are_those_of_whole_runs_only(tmp_path):
 def test_what_the_chart_shows_is_measured(report):
     parts = [BENCHMARKS / name for name in ("generate.py", "encode.py")]
     source = "".join(path.read_text(encoding="utf-8") for path in parts)
+    assert '"starting, s"' in (BENCHMARKS / "load.py").read_text(encoding="utf-8")
     for table, rows in report.CHARTED.items():
         assert [text for text in (table, *rows) if f'"{text}"' not in source] == []
