@@ -12,7 +12,8 @@ What the model expects: `next_tokens`, `token_logprobs`, and `score`, which give
 Looking inside: `trace` gives a `Trace`, `logit_lens` what each layer would say; `attention_plot`
 and `lens_plot` draw pictures, `attention_view` makes a page, an `AttentionView`.
 
-Mistakes in what a user gives, and bad files, raise `PicogptError`.
+Mistakes in what a user gives, and bad files, raise `PicogptError`. Only `gpt2` and the functions of
+`picogpt.model` trust their arguments, to stay short: there NumPy says what it cannot do.
 
 >>> from picogpt import generate, load
 >>> encoder, hparams, params = load("tales")

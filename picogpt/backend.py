@@ -71,7 +71,8 @@ def to_backend(params: Any, name: str) -> Any:
     try:
         library = importlib.import_module(name)
     except ImportError:
-        raise PicogptError(f'{name}: is not installed; run "pip install picogpt[{name}]"') from None
+        package = {"cupy": "cupy-cuda12x"}.get(name, name)
+        raise PicogptError(f'{name}: is not installed; run "pip install {package}"') from None
     if name == "cupy":
         try:
             library.cuda.runtime.getDeviceCount()

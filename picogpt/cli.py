@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from_stdin = text is None or is_dash or "-" in (prompts, *getattr(args, "files", []))
     if from_stdin and (sys.stdin is None or (text is None and sys.stdin.isatty())):
         parser.print_usage(sys.stderr)
+        say("nothing to work on; expected a text in quotes, or a pipe; --help tells more")
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for what the terminal cannot show

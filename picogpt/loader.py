@@ -92,13 +92,14 @@ class _Checkpoint(NamedTuple):
     rename: Callable[[str], str]  # from their names in OpenAI's release
     has_head: bool = False
     eps: float = EPS
+    n_inner: int | None = None  # as the settings say, if they do
 
     def tree(self, leaf: Callable[[str, tuple[int, ...]], Any]) -> dict[str, Any]:
         """The parameter tree, with leaf(name there, shape) for each array."""
         n_embd = self.hparams["n_embd"]
         c_fc = self.entries.get(self.rename("model/h0/mlp/c_fc/w"))
         is_fit = c_fc is not None and len(c_fc.shape) > 1 and c_fc.shape[-2] == n_embd
-        n_inner = c_fc.shape[-1] if c_fc and is_fit else None
+        n_inner = self.n_inner or (c_fc.shape[-1] if c_fc and is_fit else None)
         renamed = lambda name, shape: leaf(self.rename(name), shape)  # noqa: E731
         return _parameter_tree(self.hparams, renamed, n_inner, self.has_head, self.eps)
 
@@ -232,9 +233,7 @@ def save(
     try:
         from safetensors.numpy import save_file
     except ImportError:
-        raise PicogptError(
-            'safetensors: is not installed; run "pip install picogpt[safetensors]"'
-        ) from None
+        raise PicogptError('safetensors: is not installed; run "pip install safetensors"') from None
     folder = Path(folder).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PicogptError(f"{folder}: holds something already; choose a new folder")
@@ -420,6 +419,9 @@ def _open_safetensors(settings: Path, where: Path) -> _Checkpoint:
     eps = config.get("layer_norm_epsilon", EPS)
     if not isinstance(eps, float | int) or not 0 < eps < 1:
         raise PicogptError(f"{settings}: layer_norm_epsilon is {eps!r:.40}; expected 1e-5 or so")
+    n_inner = config.get("n_inner")
+    if n_inner is not None and not (type(n_inner) is int and 0 < n_inner < 1 << 31):
+        raise PicogptError(f"{settings}: n_inner is {n_inner!r:.40}; expected a positive integer")
     everything = checkpoint.read_header(where)
     prefix = BODY if any(name.startswith(BODY) for name in everything) else ""
     index = {
@@ -436,7 +438,7 @@ def _open_safetensors(settings: Path, where: Path) -> _Checkpoint:
     if is_tied and HEAD in index and rename("model/wte") not in index:
         index[rename("model/wte")] = index.pop(HEAD)
     return _Checkpoint(
-        settings, hparams, where, index, rename, HEAD in index or not is_tied, float(eps)
+        settings, hparams, where, index, rename, HEAD in index or not is_tied, float(eps), n_inner
     )
 
 

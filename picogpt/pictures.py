@@ -18,6 +18,7 @@ from .errors import PicogptError
 from .generation import check_finite
 from .tracing import logit_lens, trace
 
+PICTURES, PAGES = (".png", ".svg", ".pdf"), (".html",)
 MAX_LABELS = 60  # along an axis; of more tokens, only every second, third and so on is named
 MAX_VIEW = 256  # tokens of a page, which holds all heads of all layers
 DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"  # two for a share
@@ -218,7 +219,7 @@ def save_picture(figure: Any, path: str | Path) -> None:
     Raises:
         PicogptError: the name ends in something else, or the file cannot be written.
     """
-    path = check_picture(path, is_page=isinstance(figure, AttentionView))
+    path = check_picture(path, PAGES if isinstance(figure, AttentionView) else PICTURES)
     if isinstance(figure, AttentionView):
         data = io.BytesIO(figure.encode())
     else:
@@ -237,15 +238,15 @@ def save_picture(figure: Any, path: str | Path) -> None:
         raise PicogptError(f"{path}: {error.strerror}; the picture is not written") from None
 
 
-def check_picture(path: str | Path, *, is_page: bool = False) -> Path:
+def check_picture(path: str | Path, kinds: tuple[str, ...] = PICTURES) -> Path:
     """Returns a path that a picture, or a page, can be written to.
 
     Raises:
-        PicogptError: its name ends in no kind of picture, or its folder does not exist.
+        PicogptError: its name ends in none of these kinds, or its folder does not exist.
     """
     path = Path(path)
-    if path.suffix not in ([".html"] if is_page else [".png", ".svg", ".pdf"]):
-        expected = ".html" if is_page else ".png, .svg or .pdf"
+    if path.suffix not in kinds:
+        expected = " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         raise PicogptError(f"{path}: ends in {path.suffix!r}; expected {expected}")
     if not path.parent.is_dir():
         raise PicogptError(f"{path.parent}: no such folder; expected one for {path.name}")
@@ -274,9 +275,7 @@ def _figure() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise PicogptError(
-            'matplotlib: is not installed; run "pip install picogpt[plot]"'
-        ) from None
+        raise PicogptError('matplotlib: is not installed; run "pip install matplotlib"') from None
     figure = Figure(dpi=150, layout="constrained")
 
     def png() -> bytes:

@@ -141,7 +141,8 @@ def test_a_library_that_is_not_installed(params, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(PicogptError) as error:
         to_backend(params, name)
-    assert str(error.value) == f'{name}: is not installed; run "pip install picogpt[{name}]"'
+    package = "cupy-cuda12x" if name == "cupy" else name
+    assert str(error.value) == f'{name}: is not installed; run "pip install {package}"'
 
 
 def test_a_machine_without_a_gpu(params, monkeypatch):

@@ -733,7 +733,7 @@ def test_pictures_are_written(folder, tmp_path, capsys):
     capsys.readouterr()
     run = ["attention", "a", "--model", str(folder), "-o"]
     assert main([*run, "x.gif"]) == 1
-    message = "x.gif: ends in '.gif'; expected .png, .svg or .pdf"
+    message = "x.gif: ends in '.gif'; expected .png, .svg, .pdf or .html"
     assert capsys.readouterr().err == f"picogpt: error: {message}\n"
     assert main([*run, str(tmp_path / "x.png"), "--head", "4"]) == 1
     message = "head: is 4; expected 0 to 3, all or mean"
@@ -1226,3 +1226,26 @@ def test_options_are_grouped(capsys):
         "many prompts",
         "examples",
     ]
+
+
+@pytest.mark.parametrize("option", ["--layer=0", "--head=1"])
+def test_a_page_has_all_layers_and_heads(tmp_path, capsys, option):
+    path = tmp_path / "x.html"
+    assert main(["attention", "a", "-o", str(path), option, "--model", "tales"]) == 1
+    message = "--layer and --head: go with pictures; a page has all, to choose from"
+    assert capsys.readouterr().err == f"picogpt: error: {message}\n"
+    assert not path.exists()
+
+
+def test_prompts_are_resumed_with_the_same_seed_only(folder, tmp_path, capsys):
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("a\nb\n")
+    command = ["--model", str(folder), "--prompts", str(prompts), "-o", str(output)]
+    assert main([*command, "--seed", "1", "--n-tokens", "2"]) == 0
+    whole = output.read_bytes()
+    output.write_bytes(whole.partition(b"\n")[0] + b"\n")
+    assert main([*command, "--seed", "2", "--n-tokens", "2", "--resume"]) == 1
+    message = f"{output}: was made with the seed 1; resume with the same, or none"
+    assert capsys.readouterr().err == f"picogpt: error: {message}\n"
+    assert main([*command, "--seed", "1", "--n-tokens", "2", "--resume"]) == 0
+    assert output.read_bytes() == whole

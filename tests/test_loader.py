@@ -591,7 +591,7 @@ def test_save_without_safetensors(model_folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     with pytest.raises(PicogptError) as error:
         save(tmp_path / "saved", *load(model_folder()))
-    message = 'is not installed; run "pip install picogpt[safetensors]"'
+    message = 'is not installed; run "pip install safetensors"'
     assert str(error.value) == f"safetensors: {message}"
 
 
@@ -740,3 +740,20 @@ def test_a_long_list_of_problems_is_cut(model_folder, monkeypatch):
     monkeypatch.setattr(loader, "MAX_TOLD", 2)
     message = refusal(folder)
     assert message.endswith("; model/wpe is (32, 16), expected (32, 32); and 14 more")
+
+
+@pytest.mark.parametrize(
+    ("n_inner", "message"),
+    [
+        (77, r"c_fc.weight is \(16, 24\), expected \(16, 77\)"),
+        (0, "config.json: n_inner is 0; expected a positive integer"),
+        ("24", "config.json: n_inner is '24'; expected a positive integer"),
+    ],
+)
+def test_a_width_that_is_not_that_of_the_weights(model_folder, n_inner, message):
+    folder = model_folder("narrow")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert config["n_inner"] == 24
+    (folder / "config.json").write_text(json.dumps(config | {"n_inner": n_inner}))
+    with pytest.raises(PicogptError, match=message):
+        load(folder)

@@ -159,7 +159,7 @@ def test_without_matplotlib(model, monkeypatch, draw):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(PicogptError) as error:
         draw("the", *model)
-    message = 'matplotlib: is not installed; run "pip install picogpt[plot]"'
+    message = 'matplotlib: is not installed; run "pip install matplotlib"'
     assert str(error.value) == message
 
 

@@ -66,7 +66,7 @@ def generate_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("output").add_argument
     add("--echo", action="store_true", help="print the prompt before the text")
     add("--show-probs", action="store_true", help="print a line for each token: its probability")
-    add("--json", action="store_true", help="the same as JSON, an object a line")
+    add("--json", action="store_true", help="as --show-probs, in JSON: an object a line")
 
     add = parser.add_argument_group("length").add_argument
     add("--n-tokens", type=WHOLE, default=40, metavar="N", help="add at most N (default: 40)")
@@ -94,7 +94,7 @@ def generate_parser() -> argparse.ArgumentParser:
     )
     add = sampling_group(
         parser,
-        "Unless one of these is set, but for the penalty, the likeliest token is taken each time.",
+        "Without these, or with the penalty alone, the likeliest token is taken each time.",
         "1 with --top-k, --top-p or --seed",
     )
     add("--seed", type=WHOLE, metavar="N", help="the same seed gives the same text")
@@ -107,11 +107,17 @@ def generate_parser() -> argparse.ArgumentParser:
     )
 
     add = parser.add_argument_group(
-        "many prompts", "Continue each prompt of a file, several side by side."
+        "many prompts",
+        "Continue each prompt of a file, several side by side. With a seed, each has random "
+        "numbers of its own: the first those that it would have alone.",
     ).add_argument
-    add("--prompts", metavar="FILE", help="one a line, or .jsonl with a prompt in each; - is stdin")
+    add(
+        "--prompts",
+        metavar="FILE",
+        help="one a line (blank ones aside), or .jsonl with a prompt in each; - is stdin",
+    )
     add("-o", "--output", metavar="FILE", help="write a JSON object a line there, not to stdout")
-    add("--resume", action="store_true", help="go on behind what the output file has already")
+    add("--resume", action="store_true", help="continue after what the output file has already")
     add(
         "--batch-size",
         type=number(int, 1, 1000, "a whole number from 1 to 1000"),
@@ -238,6 +244,9 @@ def _generate_many(args: argparse.Namespace) -> None:
     names, prompts = _read_prompts(args.prompts)
     lines = _read_lines(Path(args.output), prompts, args.resume) if args.output else []
     seed = args.seed
+    if seed is not None and lines and lines[0]["seed"] != seed:
+        found = f"was made with the seed {lines[0]['seed']}"
+        raise PicogptError(f"{args.output}: {found}; resume with the same, or none")
     if seed is None and _is_sampled(args):
         seed = lines[0]["seed"] if lines else int.from_bytes(os.urandom(4), "big")
     encoder, hparams, params = load_model(args)

@@ -6,9 +6,18 @@ import shutil
 import sys
 
 from ..encoder import Encoder
+from ..errors import PicogptError
 from ..generation import next_tokens
 from ..loader import find_model, load_encoder
-from ..pictures import attention_plot, attention_view, check_picture, lens_plot, save_picture
+from ..pictures import (
+    PAGES,
+    PICTURES,
+    attention_plot,
+    attention_view,
+    check_picture,
+    lens_plot,
+    save_picture,
+)
 from ..tracing import logit_lens
 from .terminal import (
     WHOLE,
@@ -188,8 +197,10 @@ def _head(argument: str) -> int | str:
 
 
 def run_attention(args: argparse.Namespace) -> None:
-    is_page = args.output.endswith(".html")
-    check_picture(args.output, is_page=is_page)
+    is_page = args.output.endswith(PAGES)
+    check_picture(args.output, PICTURES + PAGES)
+    if is_page and (args.layer is not None or args.head != "all"):
+        raise PicogptError("--layer and --head: go with pictures; a page has all, to choose from")
     encoder, hparams, params = load_model(args)
     ids = encoder.encode(args.text, allow_special=args.allow_special)
     drawn = (ids, encoder, params, hparams["n_head"])

@@ -9,8 +9,8 @@ from ..loader import BUNDLED, find_model, load, measure, verify
 from .terminal import add_weights_dir, make_parser
 
 DOWNLOAD_HELP = """\
-MODEL is 124M, 355M, 774M or 1558M (0.5, 1.4, 3.1 or 6.2 GB), or distilgpt2 (0.3 GB), which Hugging
-Face has only. Where it was interrupted it goes on, and files that are damaged are fetched again.
+MODEL is 124M, 355M, 774M or 1558M (0.5, 1.4, 3.1 or 6.2 GB), or distilgpt2 (0.3 GB), which only
+Hugging Face has. Where it was interrupted it goes on, and files that are damaged are fetched again.
 Prints the folder.
 
 environment:

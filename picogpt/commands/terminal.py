@@ -12,7 +12,7 @@ from typing import Any
 
 from ..backend import BACKENDS, to_backend
 from ..download import OFFICIAL
-from ..errors import PicogptError, decode, one_line, read_text
+from ..errors import PicogptError, decode, one_line
 from ..loader import BUNDLED, Model, default_model, find_model, load
 
 
@@ -122,14 +122,14 @@ def sampling_group(
         type=number(float, 0, 1, "a number from 0 to 1"),
         default=1.0,
         metavar="P",
-        help="only from the fewest likeliest tokens that have the probability P together",
+        help="only from the likeliest tokens, as few as have the probability P in sum (default: 1)",
     )
     add(
         "--repetition-penalty",
         type=number(float, 0.01, 100, "a number from 0.01 to 100"),
         default=1.0,
         metavar="R",
-        help="divide the logits of tokens already in the text by R (default: 1)",
+        help="make tokens already in the text less likely, R times in their logits (default: 1)",
     )
     return add
 
@@ -153,9 +153,10 @@ def load_model(args: argparse.Namespace) -> Model:
 
 def read_input(file: str) -> str:
     try:
-        return decode(sys.stdin.buffer.read(), "stdin") if file == "-" else read_text(Path(file))
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise PicogptError(f"{file}: {error.strerror}; expected a text to read") from None
+    return decode(data, "stdin" if file == "-" else file)
 
 
 def say(message: str) -> None:
