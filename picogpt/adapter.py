@@ -213,7 +213,7 @@ def merge_adapter(
 def _find(adapter: str | Path) -> list[Path]:
     if adapter == "":
         raise PicogptError("adapter: is empty; expected a folder")
-    folder = Path(adapter)
+    folder = Path(adapter).absolute()
     if not (folder / ADAPTER_FILES[1]).is_file():
         refuse_pickle(folder / "adapter_model.bin", ADAPTER_FILES[1], "PEFT")
     return find_files(folder, *ADAPTER_FILES)

@@ -48,7 +48,7 @@ MISTAKES = {
     'trace([1], params, 8, keep="x")': "keep: no name",
     'attention_view("a" * 999, encoder, params, 8)': "text is ",
     'to_backend(params, "x")': "backend: is 'x'",
-    'merge_adapter(params, "none")': "none: no such folder",
+    'merge_adapter(params, "/none")': "/none: no such folder",
     'merge_adapter(params, ".", scale=float("nan"))': "scale: is nan",
     'Encoder({}, [])': "no token for the byte",
 }  # fmt: skip
