@@ -16,11 +16,10 @@ as in https://github.com/huggingface/peft.
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 import numpy as np
 
@@ -29,8 +28,8 @@ from .backend import array_module
 from .errors import MAX_TOLD, PicogptError, find_files, read_json, refuse_pickle
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-PREFIX = "base_model.model."  # comes before all names
-BODY = "transformer."  # comes next, but for the head's, where a GPT2LMHeadModel was adapted
+PREFIX = "base_model.model."  # comes before all names in an adapter
+BODY = "transformer."  # comes before the names of a GPT2LMHeadModel, but that of the head
 HEAD = "lm_head.weight"
 ENDS = {"g": "weight", "w": "weight", "b": "bias"}  # of names, here and there
 MATRICES = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc)")
@@ -47,26 +46,29 @@ IDLE = {"auto_mapping", "base_model_name_or_path", "revision", "peft_version", "
 IDLE |= {"fan_in_fan_out", "lora_dropout", "runtime_config", "megatron_config", "megatron_core"}
 IDLE |= {"eva_config", "loftq_config", "corda_config", "lora_ga_config", "qalora_group_size"}
 IDLE |= {"merge_weights"}
+DEFAULTS: dict[str, Any] = {"r": 8, "lora_alpha": 8, "target_modules": ["c_attn"]}
+DEFAULTS |= {"use_rslora": False, "ensure_weight_tying": False}
+DEFAULTS |= {"rank_pattern": {}, "alpha_pattern": {}, "exclude_modules": [], "modules_to_save": []}
+DEFAULTS |= {"layers_to_transform": [], "layers_pattern": []}
 MATCH_SECONDS = 1  # a regular expression may take; some would take for ever
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Lora:
-    """What adapter_config.json says."""
+class _Lora(NamedTuple):
+    """What adapter_config.json says; `DEFAULTS` has what it means to leave something out."""
 
-    r: int = 8
-    lora_alpha: float = 8
-    use_rslora: bool = False
-    rank_pattern: dict[str, int] = field(default_factory=dict)
-    alpha_pattern: dict[str, float] = field(default_factory=dict)
-    target_modules: str | list[str] = field(default_factory=lambda: ["c_attn"])
-    exclude_modules: str | list[str] = field(default_factory=list)
-    modules_to_save: list[str] = field(default_factory=list)
-    ensure_weight_tying: bool = False
-    layers_to_transform: int | list[int] = field(default_factory=list)
-    layers_pattern: str | list[str] = field(default_factory=list)
+    r: int
+    lora_alpha: float
+    use_rslora: bool
+    rank_pattern: dict[str, int]
+    alpha_pattern: dict[str, float]
+    target_modules: str | list[str]
+    exclude_modules: str | list[str]
+    modules_to_save: list[str]
+    ensure_weight_tying: bool
+    layers_to_transform: int | list[int]
+    layers_pattern: str | list[str]
 
     def is_target(self, module: str) -> bool:
         """Whether there are a lora_A and a lora_B for a module."""
@@ -274,18 +276,18 @@ def _read_config(path: Path) -> _Lora:
     for name, allowed in SETTINGS.items():
         if (value := config.get(name, allowed[0])) not in allowed:
             raise PicogptError(f"{path}: {name} is {value!r:.60}; expected {allowed[0]!r}")
-    known = IDLE | set(SETTINGS) | set(_Lora.__annotations__)
+    known = {*IDLE, *SETTINGS, *_Lora._fields}
     for name, value in config.items():
         if name not in known and value not in (None, False):
             raise PicogptError(f"{path}: {name} is {value!r:.60}; expected LoRA without it")
 
-    fields = {name: config[name] for name in _Lora.__annotations__ if config.get(name) is not None}
+    fields = {name: config[name] for name in _Lora._fields if config.get(name) is not None}
     for name, value in fields.items():
         hint = _Lora.__annotations__[name]
         if not _is_a(value, hint):
             expected = hint.__name__ if isinstance(hint, type) and not get_args(hint) else hint
             raise PicogptError(f"{path}: {name} is {value!r:.60}; expected {expected}")
-    lora = _Lora(**fields)
+    lora = _Lora(**(DEFAULTS | fields))
     if lora.layers_to_transform != [] and isinstance(lora.target_modules, str):
         found = "layers_to_transform and a regular expression in target_modules"
         raise PicogptError(f"{path}: {found}; expected one of them")

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import checkpoint, download
-from .adapter import ADAPTER_FILES, merge_adapter
+from .adapter import ADAPTER_FILES, BODY, ENDS, HEAD, merge_adapter
 from .checkpoint import Entry
 from .download import OFFICIAL
 from .encoder import GPT2_N_VOCAB, SAVED_FILES, VOCABULARY_FILES, Encoder
@@ -66,8 +66,6 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
 }
 LAYER_NORMS = ("ln_1", "ln_2")  # of a block
 EPS = 1e-5  # of layer_norm, unless the settings say otherwise
-BODY = "transformer."  # may come before all names but that of the head
-HEAD = "lm_head.weight"
 OWN = re.compile(r"(wte|wpe|h|ln_f|lm_head)\.")  # other names are of heads for other purposes
 MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # constants, stored by older versions
 MAX_PADDING = 1024  # rows of wte beyond the vocabulary; more, and it is another model's
@@ -447,8 +445,7 @@ def _hugging_face_name(name: str) -> str:
     if name == "model/lm_head":
         return HEAD
     *path, last = re.sub(r"/h(\d+)/", r"/h/\1/", name).split("/")[1:]
-    ends = {"g": "weight", "w": "weight", "b": "bias"}
-    return ".".join([*path, ends.get(last, f"{last}.weight")])
+    return ".".join([*path, ENDS.get(last, f"{last}.weight")])
 
 
 def _check_hparams(

@@ -6,7 +6,6 @@ import io
 import json
 import math
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +207,8 @@ def attention_view(
         "n_head": n_head,
         "shares": digits.tobytes().decode(),
     }
+    from importlib import resources
+
     page = resources.files("picogpt").joinpath("attention.html").read_text(encoding="utf-8")
     # No tag may begin in the data: a script ends at the first `</script`, wherever it stands.
     return AttentionView(page.replace("{{DATA}}", json.dumps(data).replace("<", "\\u003c")))

@@ -169,7 +169,10 @@ def test_no_prompt_at_a_terminal_is_a_usage_error(capsys, monkeypatch):
     assert main([]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("usage: picogpt ")
+    assert err == (
+        "usage: picogpt [PROMPT] [options]\n"
+        "picogpt: nothing to work on; expected a text in quotes, or a pipe; --help tells more\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`picogpt completion`: what the shell must know to complete the command's words."""
 
 import argparse
-from importlib import resources
 
 from .terminal import make_parser
 
@@ -24,5 +23,7 @@ def completion_parser() -> argparse.ArgumentParser:
 
 
 def run_completion(args: argparse.Namespace) -> None:
+    from importlib import resources
+
     script = resources.files("picogpt") / "completion" / f"picogpt.{args.shell}"
     print(script.read_text(encoding="utf-8"), end="")
