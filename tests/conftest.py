@@ -36,6 +36,12 @@ def model_folder(tmp_path):
     return copy
 
 
+@pytest.fixture
+def sized(request):
+    """A function that picks the size of a heavy test: the small one, or with --full the other."""
+    return lambda small, full: full if request.config.getoption("--full") else small
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """With --no-skips, a test that is skipped fails, unless it is marked `weights` or `gpu`."""
@@ -49,3 +55,4 @@ def pytest_runtest_makereport(item, call):
 
 def pytest_addoption(parser):
     parser.addoption("--no-skips", action="store_true", help="fail where a test is skipped")
+    parser.addoption("--full", action="store_true", help="give heavy tests their full size")
