@@ -18,7 +18,8 @@ from common import installed, timed
 from generate import convert
 
 from picogpt import load, loader
-from picogpt.checkpoint import find_checkpoint, read_header, read_index, read_tensors
+from picogpt.formats import safetensors, tensorflow
+from picogpt.formats.tensors import read_tensors
 
 STARTING, LOADING, MEMORY = "starting, s", "loading, ms", "memory, MB"
 FILE = "the file of weights"
@@ -163,11 +164,11 @@ def measure_start(setup, note, folders):
 
 
 def map_tensorflow(folder, verify):
-    read_tensors(read_index(find_checkpoint(folder)), verify=verify)
+    read_tensors(tensorflow.list_tensors(tensorflow.find_checkpoint(folder)), verify=verify)
 
 
 def map_safetensors(folder):
-    read_tensors(read_header(folder / "model.safetensors"))
+    read_tensors(safetensors.list_tensors(folder / "model.safetensors"))
 
 
 def make_transformers(setup):

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 import numpy as np
 
-from . import checkpoint
 from .backend import array_module
 from .errors import MAX_TOLD, PicogptError, find_files, read_json, refuse_pickle
+from .formats import safetensors
+from .formats.tensors import Entry, read_tensors
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 PREFIX = "base_model.model."  # comes before all names in an adapter
@@ -197,7 +198,7 @@ def merge_adapter(
         shapes[f"{module}.lora_B.weight"] = n_out, rank
     _check_shapes(path, {name: entry.shape for name, entry in stored.items()}, shapes)
 
-    tensors = checkpoint.read_tensors({name: stored[name] for name in shapes})
+    tensors = read_tensors({name: stored[name] for name in shapes})
     if f"{body}wte.weight" in replaced:
         merged.setdefault("lm_head", merged["wte"])  # which has not been trained
     for name in replaced:
@@ -221,9 +222,9 @@ def _find(adapter: str | Path) -> list[Path]:
     return find_files(folder, *ADAPTER_FILES)
 
 
-def _read_names(path: Path) -> dict[str, checkpoint.Entry]:
+def _read_names(path: Path) -> dict[str, Entry]:
     """What a file holds, by names without `PREFIX`."""
-    stored = checkpoint.read_header(path)
+    stored = safetensors.list_tensors(path)
     for name in stored:
         if not name.startswith(PREFIX):
             raise PicogptError(f"{path}: {name:.100} does not begin with {PREFIX}, as all should")

@@ -20,9 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import checkpoint
 from .encoder import GPT2_N_VOCAB, Encoder
 from .errors import PicogptError, read_json
+from .formats import safetensors, tensorflow
+from .formats.tensors import read_tensors
 
 if TYPE_CHECKING:
     import requests
@@ -318,19 +319,19 @@ def check(place: Path, file: Path | None = None) -> None:
     """
     name, file = place.name, file or place
     if name == "checkpoint":
-        found = checkpoint.read_state(file)
+        found = tensorflow.read_state(file)
         if f"{found}.index" not in FILES["openai"]:
             raise PicogptError(f"{file}: names {found:.40}; expected model.ckpt")
     elif name.endswith(".index"):
-        checkpoint.read_index(place.with_suffix(""), file)
+        tensorflow.list_tensors(file, place.with_suffix(""))
     elif ".data-" in name:
-        index = checkpoint.read_index(place.with_suffix(""))
+        index = tensorflow.list_tensors(place.with_suffix(".index"))
         model = {n: entry for n, entry in index.items() if n.startswith("model/")}
         if {entry.file for entry in model.values()} != {place}:
             raise PicogptError(f"{file}: model.ckpt.index is not of this one file")
-        checkpoint.read_tensors({n: entry._replace(file=file) for n, entry in model.items()})
+        read_tensors({n: entry._replace(file=file) for n, entry in model.items()})
     elif name.endswith(".safetensors"):
-        checkpoint.read_header(file)
+        safetensors.list_tensors(file)
     elif name in SETTINGS:
         values = read_json(file)
         if lost := [key for key in SETTINGS[name] if type(values.get(key)) is not int]:

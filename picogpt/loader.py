@@ -1,4 +1,4 @@
-"""Which models there are, where they lie, and how a checkpoint becomes the parameter tree.
+"""How a checkpoint becomes the parameter tree, and how a parameter tree is saved.
 
 `params` is a nested dict whose keys are the arguments of the functions in `model.py`. All arrays
 are float32:
@@ -25,7 +25,6 @@ them transformer.wte.weight, transformer.h.0.attn.c_attn.weight and so on.
 
 import json
 import math
-import os
 import re
 import shutil
 import warnings
@@ -36,15 +35,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import checkpoint, download
+from . import download
 from .adapter import ADAPTER_FILES, BODY, ENDS, HEAD, merge_adapter
-from .checkpoint import Entry
-from .download import OFFICIAL
+from .catalog import find_model
 from .encoder import GPT2_N_VOCAB, SAVED_FILES, VOCABULARY_FILES, Encoder
 from .errors import MAX_TOLD, PicogptError, find_files, read_json, refuse_pickle
+from .formats import safetensors, tensorflow
+from .formats.tensors import Entry, read_tensors
 
-BUNDLED = ("tales",)
-OLD_NAMES = {"117M": "124M", "345M": "355M"}
 TENSORFLOW_FILES = ("hparams.json", "checkpoint or *.index")
 SAFETENSORS_FILES = ("config.json", "model.safetensors or model.safetensors.index.json")
 HPARAMS = dict(zip(*download.SETTINGS.values(), strict=True))  # and their names in config.json
@@ -142,7 +140,7 @@ def load(
     source = _open(folder)
     hparams = source.hparams
     wanted = {name: source.entries[name] for name in _tensor_shapes(source)}
-    tensors = checkpoint.read_tensors(wanted, verify=verify)
+    tensors = read_tensors(wanted, verify=verify)
     params = source.tree(lambda name, shape: tensors[name].reshape(shape))
     if source.has_head and np.array_equal(params["lm_head"], params["wte"]):
         del params["lm_head"]  # a copy
@@ -307,60 +305,6 @@ def _leaves(names: Any, params: Any, path: str = "params") -> Iterator[tuple[str
         yield path, names, params
 
 
-def default_model(weights_dir: str | Path | None = None) -> str:
-    """The model to run when none is named: $PICOGPT_MODEL, else 124M if it is there, else tales."""
-    if model := os.environ.get("PICOGPT_MODEL"):
-        return model
-    return "124M" if download.is_complete(weights_folder(weights_dir) / "124M") else "tales"
-
-
-def weights_folder(weights_dir: str | Path | None = None) -> Path:
-    """The folder of the official models: as given, else $PICOGPT_WEIGHTS, else in the cache."""
-    if weights_dir := weights_dir or os.environ.get("PICOGPT_WEIGHTS"):
-        return Path(weights_dir).expanduser().absolute()
-    import platformdirs
-
-    return platformdirs.user_cache_path("picogpt", appauthor=False)
-
-
-def find_model(
-    model: str | Path, weights_dir: str | Path | None = None, *, fetch: bool = True
-) -> Path:
-    """Returns the folder of a model, absolute.
-
-    Args:
-        model, weights_dir: as for `load`.
-        fetch: an official one that is not complete; else it is returned as it is.
-
-    Raises:
-        PicogptError: no model is called that, or it cannot be fetched.
-    """
-    if model in BUNDLED:
-        return _bundled_folder() / model
-    if model in OFFICIAL:
-        folder = weights_folder(weights_dir) / str(model)
-        if fetch and not download.is_complete(folder):
-            download.fetch(str(model), folder)
-        return folder
-    if model in OLD_NAMES:
-        raise PicogptError(f"{model}: was renamed; use {OLD_NAMES[str(model)]}")
-    folder = Path(model).absolute()
-    is_name = isinstance(model, str) and not re.search(r"[/\\]", model)
-    if is_name and not (model and folder.is_dir()):
-        names = ", ".join((*BUNDLED, *OFFICIAL))
-        raise PicogptError(f"{model}: neither a model nor a folder; the models are {names}")
-    return folder
-
-
-def _bundled_folder() -> Path:
-    from importlib import resources
-
-    try:
-        return Path(str(resources.files("picogpt.weights")))
-    except ModuleNotFoundError:  # Python took picogpt from its source tree, the folder it runs in
-        return Path(str(resources.files("picogpt"))).parent / "weights"
-
-
 def _open(folder: Path) -> _Checkpoint:
     """Finds out which layout a folder has, and reads its settings and the list of its tensors."""
     has_index = any(path.is_file() for path in folder.glob("*.index"))
@@ -395,13 +339,13 @@ def _open(folder: Path) -> _Checkpoint:
 def _open_tensorflow(folder: Path) -> _Checkpoint:
     settings = folder / "hparams.json"
     hparams = _check_hparams(read_json(settings), {name: name for name in HPARAMS}, settings)
-    prefix = checkpoint.find_checkpoint(folder)
+    where = tensorflow.find_checkpoint(folder)
     index = {
         name: entry
-        for name, entry in checkpoint.read_index(prefix).items()
+        for name, entry in tensorflow.list_tensors(where).items()
         if name.startswith("model/")
     }
-    return _Checkpoint(settings, hparams, Path(f"{prefix}.index"), index, lambda name: name)
+    return _Checkpoint(settings, hparams, where, index, lambda name: name)
 
 
 def _open_safetensors(settings: Path, where: Path) -> _Checkpoint:
@@ -420,7 +364,7 @@ def _open_safetensors(settings: Path, where: Path) -> _Checkpoint:
     n_inner = config.get("n_inner")
     if n_inner is not None and not (type(n_inner) is int and 0 < n_inner < 1 << 31):
         raise PicogptError(f"{settings}: n_inner is {n_inner!r:.40}; expected a positive integer")
-    everything = checkpoint.read_header(where)
+    everything = safetensors.list_tensors(where)
     prefix = BODY if any(name.startswith(BODY) for name in everything) else ""
     index = {
         name: entry

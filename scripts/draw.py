@@ -20,8 +20,8 @@ import shtab
 from rich.console import Console
 from rich.text import Text
 
+from picogpt.catalog import BUNDLED, OFFICIAL
 from picogpt.cli import VERBS
-from picogpt.loader import BUNDLED, OFFICIAL
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -28,12 +28,12 @@ from picogpt import (
     scoring,
     token_logprobs,
 )
+from picogpt.catalog import BUNDLED
 from picogpt.cli import VERBS, main
 from picogpt.commands import generate as generating
 from picogpt.commands import score as scores
 from picogpt.commands import terminal
 from picogpt.download import OFFICIAL
-from picogpt.loader import BUNDLED
 
 
 @pytest.fixture

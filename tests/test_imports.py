@@ -11,8 +11,18 @@ import pytest
 
 import picogpt
 
-LAYERS = ["errors", "backend", "model", "encoder", "checkpoint", "adapter"]
-LAYERS += ["download", "loader", "lookahead", "generation", "scoring", "tracing", "pictures"]
+LAYERS = ["errors", "backend", "model", "encoder", "formats/tensors"]
+LAYERS += ["formats/tensorflow", "formats/safetensors", "adapter"]
+LAYERS += [
+    "download",
+    "catalog",
+    "loader",
+    "lookahead",
+    "generation",
+    "scoring",
+    "tracing",
+    "pictures",
+]
 LAYERS += ["commands/terminal"]
 LAYERS += [f"commands/{name}" for name in ("generate", "inspect", "score", "models", "completion")]
 LAYERS += ["cli"]

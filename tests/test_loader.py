@@ -10,8 +10,9 @@ from conftest import DATA
 
 import picogpt
 from picogpt import Encoder, PicogptError, gpt2, load, loader, save
+from picogpt.catalog import default_model, find_model, weights_folder
 from picogpt.download import FILES
-from picogpt.loader import default_model, find_model, measure, verify, weights_folder
+from picogpt.loader import measure, verify
 
 SIZES = "n_vocab=300, n_ctx=32, n_embd=16, n_head=4, n_layer=2"
 
@@ -146,9 +147,7 @@ def test_a_shape_that_is_wrong_in_every_layer_is_told_once(model_folder):
 def test_all_missing_unexpected_and_misshapen_tensors_are_in_one_message(model_folder):
     folder = model_folder()
     path = folder / "model.ckpt.index"
-    prefix = folder / "model.ckpt"
-    real = loader.checkpoint.read_index
-    index = real(prefix)
+    index = loader.tensorflow.list_tensors(path)
     wte = index.pop("model/wte")
     index["model/h0/mlp/c_fc/bias"] = index.pop("model/h0/mlp/c_fc/b")
     index["model/h1/ln_1/g"] = index["model/h1/ln_1/g"]._replace(shape=(1, 16))
@@ -156,7 +155,7 @@ def test_all_missing_unexpected_and_misshapen_tensors_are_in_one_message(model_f
     index["global_step"] = wte  # outside model/
     index["model_ema/wte"] = wte
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader.checkpoint, "read_index", lambda _: index)
+        patch.setattr(loader.tensorflow, "list_tensors", lambda _: index)
         message = refusal(folder)
     assert message == (
         f"{path}: does not fit hparams.json ({SIZES}): missing model/wte; "

@@ -28,7 +28,8 @@ from picogpt import (
     token_logprobs,
     trace,
 )
-from picogpt.checkpoint import BYTES_OF, find_checkpoint, read_index, read_tensors
+from picogpt.formats import tensorflow
+from picogpt.formats.tensors import BYTES_OF, read_tensors
 from picogpt.generation import _candidates
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -164,13 +165,13 @@ def write(tf, folder, variables, n_devices=1, **options):
 
 def check_files(tf, folder):
     """Every tensor is what TensorFlow reads, bit for bit."""
-    prefix = find_checkpoint(folder)
-    reader = tf.train.load_checkpoint(str(prefix))
-    index = read_index(prefix)
+    found = tensorflow.find_checkpoint(folder)
+    reader = tf.train.load_checkpoint(str(found.with_suffix("")))
+    index = tensorflow.list_tensors(found)
     shapes = reader.get_variable_to_shape_map()
     assert {name: list(entry.shape) for name, entry in index.items()} == shapes
     assert all(a < b for a, b in pairwise(index))
-    floats = {name: e for name, e in index.items() if e.is_sliced or e.dtype in BYTES_OF}
+    floats = {name: e for name, e in index.items() if e.read or e.dtype in BYTES_OF}
     for name, tensor in read_tensors(floats).items():
         wanted = np.asarray(tf.cast(reader.get_tensor(name), tf.float32))
         assert tensor.dtype == np.float32

@@ -3,8 +3,8 @@
 import pytest
 
 from picogpt import generate, load
+from picogpt.catalog import find_model
 from picogpt.download import is_complete
-from picogpt.loader import find_model
 
 pytestmark = pytest.mark.weights
 

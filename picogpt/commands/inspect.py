@@ -5,10 +5,11 @@ import json
 import shutil
 import sys
 
+from ..catalog import find_model
 from ..encoder import Encoder
 from ..errors import PicogptError
 from ..generation import next_tokens
-from ..loader import find_model, load_encoder
+from ..loader import load_encoder
 from ..pictures import (
     PAGES,
     PICTURES,

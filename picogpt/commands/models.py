@@ -3,9 +3,10 @@
 import argparse
 import warnings
 
+from ..catalog import BUNDLED, find_model
 from ..download import FILES, OFFICIAL, fetch, is_complete
 from ..errors import PicogptError, one_line
-from ..loader import BUNDLED, find_model, load, measure, verify
+from ..loader import load, measure, verify
 from .terminal import add_weights_dir, make_parser
 
 DOWNLOAD_HELP = """\

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..backend import BACKENDS, to_backend
+from ..catalog import BUNDLED, default_model, find_model
 from ..download import OFFICIAL
 from ..errors import PicogptError, decode, one_line
-from ..loader import BUNDLED, Model, default_model, find_model, load
+from ..loader import Model, load
 
 
 def number(kind: type, low: float, high: float, expected: str) -> Callable[[str], Any]:

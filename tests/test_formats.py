@@ -12,19 +12,22 @@ import numpy as np
 import pytest
 from conftest import DATA
 
-from picogpt import PicogptError, checkpoint
-from picogpt.checkpoint import _mask, find_checkpoint, read_header, read_index, read_tensors
+from picogpt import PicogptError
+from picogpt.formats import tensorflow
+from picogpt.formats.safetensors import list_tensors
+from picogpt.formats.tensorflow import find_checkpoint
+from picogpt.formats.tensors import mask, read_tensors
 
 INDEX = (DATA / "plain" / "model.ckpt.index").read_bytes()
 
 
 def read(folder, **options):
-    index = read_index(find_checkpoint(folder))
+    index = tensorflow.list_tensors(find_checkpoint(folder))
     return read_tensors({n: e for n, e in index.items() if "model/" in n}, **options)
 
 
 def _masked_crc(data):
-    return _mask(google_crc32c.value(data))
+    return mask(google_crc32c.value(data))
 
 
 def footer(data):
@@ -67,7 +70,7 @@ def test_tensors_equal_the_writers_bit_for_bit(name, expected):
 
 @pytest.mark.parametrize("piece", [1 << 22, 100, 2])
 def test_float16_is_widened_piece_by_piece(expected, monkeypatch, piece):
-    monkeypatch.setattr(checkpoint, "PIECE_BYTES", piece)
+    monkeypatch.setattr("picogpt.formats.tensors.PIECE_BYTES", piece)
     for name, tensor in read(DATA / "float16").items():
         assert tensor.dtype == np.float32
         assert (tensor == expected[name].astype(np.float16)).all()
@@ -107,8 +110,7 @@ def test_big_endian_files_are_turned_round(model_folder, expected):
     data = folder / "model.ckpt.data-00000-of-00001"
     swapped = np.fromfile(data, np.uint32).byteswap()
     swapped.tofile(data)
-    prefix = folder / "model.ckpt"
-    old, new = read_index(prefix), bytearray(INDEX)
+    old, new = tensorflow.list_tensors(folder / "model.ckpt.index"), bytearray(INDEX)
     for entry in old.values():
         raw = swapped.view(np.uint8)[entry.offset : entry.offset + entry.size]
         at = new.index(struct.pack("<I", entry.crc))
@@ -126,7 +128,7 @@ def test_unaligned_tensors_are_copied(model_folder, expected):
     folder = model_folder()
     data = folder / "model.ckpt.data-00000-of-00001"
     data.write_bytes(b"x" + data.read_bytes())
-    index = read_index(folder / "model.ckpt")
+    index = tensorflow.list_tensors(folder / "model.ckpt.index")
     entries = {n: e._replace(offset=e.offset + 1) for n, e in index.items()}
     for name, tensor in read_tensors(entries).items():
         assert tensor.flags.aligned
@@ -137,7 +139,7 @@ def test_a_flipped_bit_names_tensor_and_file(model_folder):
     folder = model_folder()
     path = folder / "model.ckpt.data-00000-of-00001"
     data = bytearray(path.read_bytes())
-    entry = read_index(folder / "model.ckpt")["model/h1/mlp/c_fc/w"]
+    entry = tensorflow.list_tensors(folder / "model.ckpt.index")["model/h1/mlp/c_fc/w"]
     data[entry.offset + entry.size - 1] ^= 1
     path.write_bytes(data)
     with pytest.raises(PicogptError) as error:
@@ -215,19 +217,19 @@ def test_only_the_last_part_of_the_state_files_path_counts(tmp_path, state):
         (tmp_path / name).touch()
     line = f'model_checkpoint_path: "{state}"\nall_model_checkpoint_paths: "x"\n'
     (tmp_path / "checkpoint").write_text(line, encoding="utf-8")
-    assert find_checkpoint(tmp_path) == tmp_path / "model-1000"
+    assert find_checkpoint(tmp_path) == tmp_path / "model-1000.index"
 
 
 def test_a_state_file_holds_utf8_as_octal_escapes(tmp_path):
     (tmp_path / "modèle.index").touch()
     line = r'model_checkpoint_path: "/é/mod\303\250le"'
     (tmp_path / "checkpoint").write_text(line, encoding="utf-8")
-    assert find_checkpoint(tmp_path) == tmp_path / "modèle"
+    assert find_checkpoint(tmp_path) == tmp_path / "modèle.index"
 
 
 def test_the_only_checkpoint_needs_no_state_file(tmp_path):
     (tmp_path / "model.ckpt.index").touch()
-    assert find_checkpoint(tmp_path) == tmp_path / "model.ckpt"
+    assert find_checkpoint(tmp_path) == tmp_path / "model.ckpt.index"
 
 
 @pytest.mark.parametrize(
@@ -286,7 +288,7 @@ W = (b"model/w", b"\x08\x01\x12\x04" + AXES + b"\x28\x08\x35abcd")
 
 def test_the_table_writer_of_these_tests_is_right(tmp_path):
     (tmp_path / "x.index").write_bytes(table([[HEADER], [W]]))
-    entry = read_index(tmp_path / "x")["model/w"]
+    entry = tensorflow.list_tensors(tmp_path / "x.index")["model/w"]
     assert (entry.dtype, entry.shape, entry.offset, entry.size) == ("float32", (2,), 0, 8)
 
 
@@ -331,7 +333,7 @@ def test_a_damaged_or_hostile_index_is_refused(tmp_path, data, found):
     path = tmp_path / "x.index"
     path.write_bytes(data)
     with pytest.raises(PicogptError) as error:
-        read_index(tmp_path / "x")
+        tensorflow.list_tensors(tmp_path / "x.index")
     assert str(error.value) == f"{path}: {found}; is damaged or no index; fetch it again"
 
 
@@ -343,7 +345,7 @@ def test_a_compressed_block_is_refused(tmp_path):
     data[end + 1 : end + 5] = struct.pack("<I", _masked_crc(bytes(data[: end + 1])))
     (tmp_path / "x.index").write_bytes(data)
     with pytest.raises(PicogptError, match=r"has a compressed block \(type 1\)"):
-        read_index(tmp_path / "x")
+        tensorflow.list_tensors(tmp_path / "x.index")
 
 
 def mutate(data, rng):
@@ -384,7 +386,7 @@ def tensor(dtype="F32", shape=(2,), data_offsets=(0, 8)):
 @pytest.mark.parametrize("name", ["transformers", "shards", "old"])
 def test_safetensors_hold_the_writers_numbers(name, expected):
     many = DATA / name / "model.safetensors.index.json"
-    entries = read_header(many if many.exists() else DATA / name / "model.safetensors")
+    entries = list_tensors(many if many.exists() else DATA / name / "model.safetensors")
     prefix = "" if name == "old" else "transformer."
     wanted = {
         f"{prefix}wte.weight": "model/wte",
@@ -411,7 +413,7 @@ def test_a_safetensors_file_written_here_is_right(tmp_path):
         "d": tensor("I64", (0,), (18, 18)),
     }
     path.write_bytes(safetensors(header, data))
-    entries = read_header(path)
+    entries = list_tensors(path)
     assert list(entries) == ["b", "empty", "a", "c", "d"]
     assert entries["d"].dtype == "I64"
     with pytest.raises(PicogptError) as error:
@@ -461,7 +463,7 @@ def test_a_damaged_or_hostile_header_is_refused(tmp_path, data, found):
     path = tmp_path / "model.safetensors"
     path.write_bytes(data)
     with pytest.raises(PicogptError) as error:
-        read_header(path)
+        list_tensors(path)
     assert str(error.value) == f"{path}: {found}; is damaged or no safetensors file"
 
 
@@ -470,7 +472,7 @@ def test_a_header_cut_short_says_how_many_bytes(tmp_path, size):
     path = tmp_path / "model.safetensors"
     path.write_bytes(SAFETENSORS[:size])
     with pytest.raises(PicogptError) as error:
-        read_header(path)
+        list_tensors(path)
     assert str(error.value) == f"{path}: {size} bytes; its header alone has {8 + LENGTH}"
 
 
@@ -480,7 +482,7 @@ def test_a_safetensors_file_of_another_length(tmp_path, change):
     size = len(SAFETENSORS) + change
     path.write_bytes((SAFETENSORS + b"x")[:size])
     with pytest.raises(PicogptError) as error:
-        read_header(path)
+        list_tensors(path)
     message = f"{size} bytes; expected {len(SAFETENSORS)}; fetch it again"
     assert str(error.value) == f"{path}: {message}"
 
@@ -491,7 +493,7 @@ def test_a_git_lfs_pointer_for_safetensors(tmp_path):
     with pytest.raises(
         PicogptError, match='is a Git LFS pointer, not the file; run "git lfs pull"'
     ):
-        read_header(path)
+        list_tensors(path)
 
 
 @pytest.mark.parametrize(
@@ -508,7 +510,7 @@ def test_a_list_of_shards_that_is_wrong(tmp_path, weights, message):
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(json.dumps({"weight_map": weights}), encoding="utf-8")
     with pytest.raises(PicogptError) as error:
-        read_header(path)
+        list_tensors(path)
     assert str(error.value) == f"{path}: {message}"
 
 
@@ -520,24 +522,24 @@ def test_shards_cannot_be_listed_without_end(tmp_path, monkeypatch):
         (tmp_path / file).symlink_to(tmp_path / "a.safetensors")
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(json.dumps({"weight_map": shards}), encoding="utf-8")
-    assert len(read_header(path)) == 100
-    monkeypatch.setattr(checkpoint, "MAX_KEYS", 1_000)
+    assert len(list_tensors(path)) == 100
+    monkeypatch.setattr("picogpt.formats.safetensors.MAX_KEYS", 1_000)
     with pytest.raises(PicogptError) as error:
-        read_header(path)
+        list_tensors(path)
     assert str(error.value) == f"{path}: its shards have more than 1000 names"
     for file in shards.values():
         (tmp_path / file).unlink()
     shards |= {f"v{i}": f"b{i:03}.safetensors" for i in range(900)}
     path.write_text(json.dumps({"weight_map": shards}), encoding="utf-8")
     with pytest.raises(PicogptError, match=r"a97\.safetensors, .*, and 900 more$"):
-        read_header(path)
+        list_tensors(path)
 
 
 def test_a_file_that_cannot_be_mapped_is_named(monkeypatch):
     def fail(*_, **__):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(checkpoint.mmap, "mmap", fail)
+    monkeypatch.setattr("mmap.mmap", fail)
     with pytest.raises(PicogptError) as error:
         read(DATA / "plain")
     path = DATA / "plain" / "model.ckpt.data-00000-of-00001"
@@ -549,7 +551,7 @@ def test_all_missing_shards_are_named(model_folder):
     for i in (1, 3):
         (folder / f"model-0000{i}-of-00003.safetensors").unlink()
     with pytest.raises(PicogptError) as error:
-        read_header(folder / "model.safetensors.index.json")
+        list_tensors(folder / "model.safetensors.index.json")
     lost = "model-00001-of-00003.safetensors, model-00003-of-00003.safetensors"
     assert str(error.value) == f"{folder}: lacks {lost}"
 
@@ -563,7 +565,7 @@ def test_fuzzed_headers_end_in_our_error_only(tmp_path):
         length = len(header) if i % 4 else rng.choice([0, 1 << 63, len(header) + 1, 1 << 20])
         path.write_bytes(length.to_bytes(8, "little") + header + SAFETENSORS[8 + LENGTH :])
         try:
-            read_tensors(read_header(path))
+            read_tensors(list_tensors(path))
             n_passed += 1
         except PicogptError as error:
             assert "\n" not in str(error)
@@ -585,9 +587,9 @@ def fuzz(folder, n, seed):
             data = reseal(data)
         path.write_bytes(data)
         try:
-            entries = read_index(folder / "model.ckpt")
+            entries = tensorflow.list_tensors(folder / "model.ckpt.index")
             for name, entry in entries.items():
-                if not entry.is_sliced:
+                if not entry.read:
                     read_tensors({name: entry})
         except FileNotFoundError as error:  # of a shard that is not there
             assert "model.ckpt.data-" in error.filename
@@ -620,7 +622,7 @@ def test_fuzzed_indexes_end_in_our_error_only(model_folder):
 def test_a_state_file_is_read_as_protocol_buffers_text(tmp_path, line, name):
     (tmp_path / f"{name}.index").touch()
     (tmp_path / "checkpoint").write_text(line, encoding="utf-8")
-    assert find_checkpoint(tmp_path) == tmp_path / name
+    assert find_checkpoint(tmp_path) == tmp_path / f"{name}.index"
 
 
 def test_names_that_would_break_the_line_are_escaped(tmp_path):
@@ -646,4 +648,4 @@ def test_a_flood_of_names_is_refused(tmp_path):
         pairs = [(key % i).encode() for i in range(50_001)]
         (tmp_path / "x.index").write_bytes(table([[HEADER, *((name, b"") for name in pairs)]]))
         with pytest.raises(PicogptError, match="has more than 50000 names"):
-            read_index(tmp_path / "x")
+            tensorflow.list_tensors(tmp_path / "x.index")
