@@ -46,7 +46,7 @@ def random_params(hparams):
         values = rng.standard_normal(shape, np.float32) * np.float32(scale)
         return values + np.float32(1) if name.endswith("g") else values
 
-    return loader._parameter_tree(hparams, leaf)
+    return loader.parameter_tree(hparams, leaf)
 
 
 def installed(makers, *arguments):

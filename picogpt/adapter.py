@@ -24,11 +24,11 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 import numpy as np
 
 from .backend import array_module
-from .errors import MAX_TOLD, PicogptError, find_files, read_json, refuse_pickle
-from .formats import safetensors
+from .errors import MAX_TOLD, PicogptError, find_files, read_json
+from .formats.files import list_tensors
 from .formats.tensors import Entry, read_tensors
 
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors or adapter_model.bin")
 PREFIX = "base_model.model."  # comes before all names in an adapter
 BODY = "transformer."  # comes before the names of a GPT2LMHeadModel, but that of the head
 HEAD = "lm_head.weight"
@@ -217,14 +217,12 @@ def _find(adapter: str | Path) -> list[Path]:
     if adapter == "":
         raise PicogptError("adapter: is empty; expected a folder")
     folder = Path(adapter).absolute()
-    if not (folder / ADAPTER_FILES[1]).is_file():
-        refuse_pickle(folder / "adapter_model.bin", ADAPTER_FILES[1], "PEFT")
     return find_files(folder, *ADAPTER_FILES)
 
 
 def _read_names(path: Path) -> dict[str, Entry]:
     """What a file holds, by names without `PREFIX`."""
-    stored = safetensors.list_tensors(path)
+    stored = list_tensors(path)
     for name in stored:
         if not name.startswith(PREFIX):
             raise PicogptError(f"{path}: {name:.100} does not begin with {PREFIX}, as all should")
@@ -266,7 +264,7 @@ def _places(tree: dict[str, Any], path: str) -> Iterator[tuple[str, tuple[dict[s
                 yield from _places(block, f"{path}h.{i}.")
         elif isinstance(value, dict):
             yield from _places(value, f"{path}{key}.")
-        elif key != "eps":
+        elif key not in ("eps", "erf"):
             name = path + ENDS[key] if key in ENDS else f"{path}{key}.weight"
             if key != "lm_head":  # of which the caller decides
                 yield name, (tree, key)

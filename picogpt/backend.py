@@ -16,6 +16,9 @@ import numpy as np
 from .errors import PicogptError
 
 BACKENDS = ("numpy", "cupy", "jax")
+SPECIAL = {"cupy": "cupyx.scipy.special", "jax.numpy": "jax.scipy.special"}  # where erf is
+ERF = [-0.046107755, 0.2228206151, -0.3642683122, 0.1461051306, 0.055413532]
+ERF += [0.1733404122, 0.2486844971, 0.2819147514, 0.2820971246]
 
 
 def array_module(*arrays: Any) -> Any:
@@ -99,6 +102,28 @@ def to_backend(params: Any, name: str) -> Any:
 def to_numpy(x: Any) -> np.ndarray:
     """Returns an array of any library as NumPy's; the one place where it is fetched from a GPU."""
     return np.asarray(x.get() if hasattr(x, "get") else x)
+
+
+def erf(x: Any) -> Any:
+    """The error function, 2 / sqrt(pi) times the integral of exp(-t**2) from 0 to x.
+
+    NumPy has none. Here it is 1 - t * p(t) * exp(-x**2) for x from 0 on, with t = 1 / (1 + x / 2)
+    and a polynomial p fitted to it; off by 4e-9 at most, and in float32 by its rounding.
+
+    >>> import numpy
+    >>> erf(numpy.array([-1.0, 0.0, 0.5])).round(6)
+    array([-0.842701,  0.      ,  0.5205  ])
+    """
+    xp = array_module(x)
+    if xp is not np:
+        return importlib.import_module(SPECIAL[xp.__name__]).erf(x)
+    t = 1.0 / (1.0 + 0.5 * abs(x))
+    y = ERF[0] * t
+    for coefficient in ERF[1:]:
+        y += coefficient
+        y *= t
+    y *= np.exp(-x * x)
+    return np.copysign(1.0 - y, x)
 
 
 def is_compiled(x: Any) -> bool:

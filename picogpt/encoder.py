@@ -21,7 +21,8 @@ from .errors import PicogptError, find_files, read_json, read_text
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"  # Hugging Face's, which holds both of the others
 ADDED_FILE = "added_tokens.json"  # Hugging Face's, beside the two: tokens that no merge makes
-SAVED_FILES = ("vocab.json", "merges.txt", ADDED_FILE)
+CHARACTERS_FILE = "meta.pkl"  # nanoGPT's, with a vocabulary of characters
+SAVED_FILES = ("vocab.json", "merges.txt", ADDED_FILE, CHARACTERS_FILE)
 GPT2_N_VOCAB = 50257
 VOCABULARY_FILES = (
     f"encoder.json or {TOKENIZER_FILE} or vocab.json",
@@ -255,7 +256,7 @@ class Encoder:
             "\n".join(["#version: 0.2", *self._ranks]),
             json.dumps(added, ensure_ascii=False, indent=2) if added else "",
         )
-        for name, text in zip(SAVED_FILES, texts, strict=True):
+        for name, text in zip(SAVED_FILES, texts, strict=False):
             if text:
                 (folder / name).write_bytes(f"{text}\n".encode())
 
@@ -436,6 +437,59 @@ class Encoder:
         return text + decoder.decode(b"", final=True), starts
 
 
+class CharacterEncoder(Encoder):
+    """A vocabulary of single characters, such as nanoGPT's examples train with."""
+
+    def __init__(self, characters: dict[str, int]) -> None:
+        """Makes an encoder of characters.
+
+        Args:
+            characters: each with its id.
+
+        Raises:
+            PicogptError: one is no character, or the ids are not 0, 1, 2 and so on.
+        """
+        if not all(isinstance(c, str) and len(c) == 1 for c in characters):
+            raise PicogptError("a token is no single character")
+        if sorted(map(repr, characters.values())) != sorted(map(repr, range(len(characters)))):
+            raise PicogptError("ids are not 0, 1, 2 and so on, once each")
+        self._characters = characters
+        self.encoder = {_in_characters(c): i for c, i in characters.items()}
+        self.decoder = {i: token for token, i in self.encoder.items()}
+        self.n_vocab = len(characters)
+        self.end_of_text = None
+
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
+        """Returns the ids of text.
+
+        Args:
+            text: any string.
+            allow_special: changes nothing, since there are no special tokens.
+
+        Raises:
+            PicogptError: a character is not in the vocabulary; names it, and where it is.
+        """
+        ids = [self._characters.get(character, -1) for character in text]
+        if -1 in ids:
+            place = ids.index(-1)
+            found = f"character {place} is {text[place]!r}"
+            raise PicogptError(f"text: {found}; expected one of the model's {self.n_vocab}")
+        return ids
+
+    def save(self, folder: Path) -> None:
+        """Writes nanoGPT's file of characters, `meta.pkl`, into a folder."""
+        import pickle
+
+        back = {i: character for character, i in self._characters.items()}
+        meta = {"vocab_size": self.n_vocab, "itos": back, "stoi": self._characters}
+        (folder / CHARACTERS_FILE).write_bytes(pickle.dumps(meta, protocol=4))
+
+
+def _in_characters(text: str) -> str:
+    """A text in the characters that stand for its bytes."""
+    return "".join(BYTE_TO_CHARACTER[byte] for byte in text.encode("utf-8", "replace"))
+
+
 def _read_tokenizer(path: Path) -> tuple[dict[str, int], list[str]]:
     """Reads the vocabulary and the merges from a `tokenizer.json` of GPT-2's kind.
 
@@ -475,6 +529,6 @@ def _read_tokenizer(path: Path) -> tuple[dict[str, int], list[str]]:
 def _add_tokens(encoder: dict[str, int], added: dict[str, int], path: Path) -> None:
     """Adds tokens given as text, such as special ones, in the characters that stand for bytes."""
     for text, token in added.items():
-        characters = "".join(BYTE_TO_CHARACTER[byte] for byte in text.encode("utf-8", "replace"))
-        if (other := encoder.setdefault(text if text in encoder else characters, token)) != token:
+        token_text = text if text in encoder else _in_characters(text)
+        if (other := encoder.setdefault(token_text, token)) != token:
             raise PicogptError(f"{path}: {text!r:.40} has the ids {other} and {token}")

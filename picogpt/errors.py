@@ -58,15 +58,6 @@ def refuse_pointer(path: Path, head: bytes) -> None:
         raise PicogptError(f'{path}: is a Git LFS pointer, not the file; run "git lfs pull"')
 
 
-def refuse_pickle(path: Path, expected: str, writer: str) -> None:
-    """Raises PicogptError if a pickle is where something else should be; names what wrote it."""
-    if path.is_file():
-        raise PicogptError(
-            f"{path}: is a pickle, which can run code when it is read; expected {expected}; "
-            f"if you trust it, load it in {writer} and save_pretrained it"
-        )
-
-
 def read_text(path: Path) -> str:
     """Reads a UTF-8 text file, whatever the platform's encoding is, with or without its mark.
 

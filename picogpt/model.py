@@ -17,7 +17,7 @@ In the examples np is NumPy.
 
 import math
 
-from .backend import array_module, remember, span
+from .backend import array_module, erf, remember, span
 
 
 def see(tap, name, x):
@@ -25,9 +25,11 @@ def see(tap, name, x):
     return tap(name, x) if tap else x
 
 
-def gelu(x):
+def gelu(x, exact=False):
     """Gaussian error linear unit, in the tanh form that GPT-2 was trained with:
     0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))
+
+    or exact, in the form that it stands for: 0.5 * x * (1 + erf(x / sqrt(2)))
 
     [...] -> [...] (Hendrycks and Gimpel, 2016, section 2)
 
@@ -39,7 +41,7 @@ def gelu(x):
     y += 1.0
     y *= x
     y *= math.sqrt(2.0 / math.pi)
-    y = array_module(x).tanh(y)
+    y = erf(x / math.sqrt(2.0)) if exact else array_module(x).tanh(y)
     y += 1.0
     y *= x
     y *= 0.5
@@ -87,12 +89,14 @@ def linear(x, w, b=None):
     return y.reshape(*x.shape[:-1], w.shape[-1])
 
 
-def ffn(x, c_fc, c_proj, tap=None):
+def ffn(x, c_fc, c_proj, erf=None, tap=None):
     """Position-wise feed-forward network: up to 4 * n_embd channels and down again.
+
+    A model whose gelu is the exact one has the key erf, an empty array.
 
     x [..., n_seq, n_embd] -> [..., n_seq, n_embd] (Vaswani et al., section 3.3)
     """
-    act = see(tap, "mlp.act", gelu(linear(x, **c_fc)))
+    act = see(tap, "mlp.act", gelu(linear(x, **c_fc), erf is not None))
     return see(tap, "mlp.out", linear(act, **c_proj))
 
 

@@ -20,6 +20,7 @@ from picogpt import (
     cli,
     generate,
     generate_batch,
+    layouts,
     load,
     loader,
     logit_lens,
@@ -208,7 +209,7 @@ def test_a_file_that_cannot_be_read_is_one_line(folder, capsys):
 
 
 def test_warnings_are_one_line(folder, capsys, monkeypatch):
-    monkeypatch.setitem(loader.HEADS, 16, 2)
+    monkeypatch.setitem(layouts.HEADS, 16, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         assert main(["a", "--model", str(folder), "--n-tokens", "0"]) == 0

@@ -9,7 +9,7 @@ import pytest
 from conftest import DATA
 
 import picogpt
-from picogpt import Encoder, PicogptError, gpt2, load, loader, save
+from picogpt import Encoder, PicogptError, gpt2, layouts, load, loader, save
 from picogpt.catalog import default_model, find_model, weights_folder
 from picogpt.download import FILES
 from picogpt.loader import measure, verify
@@ -98,9 +98,9 @@ def test_only_the_leading_1_of_a_weight_is_dropped(tmp_path, monkeypatch):
     entries = {}
 
     def entry(name, shape):
-        entries[name] = loader.Entry("float32", (1, *shape) if name[-1] == "w" else shape, 0, 0, 0)
+        entries[name] = layouts.Entry("float32", (1, *shape) if name[-1] == "w" else shape, 0, 0, 0)
 
-    source = loader._Checkpoint(tmp_path, hparams, tmp_path, entries, lambda name: name)
+    source = layouts.Source(tmp_path, hparams, tmp_path, entries, lambda name: name)
     source.tree(entry)
     assert entries["model/h0/attn/c_attn/w"].shape == (1, 1, 3)
     shapes = loader._tensor_shapes(source)
@@ -147,7 +147,7 @@ def test_a_shape_that_is_wrong_in_every_layer_is_told_once(model_folder):
 def test_all_missing_unexpected_and_misshapen_tensors_are_in_one_message(model_folder):
     folder = model_folder()
     path = folder / "model.ckpt.index"
-    index = loader.tensorflow.list_tensors(path)
+    index = layouts.tensorflow.list_tensors(path)
     wte = index.pop("model/wte")
     index["model/h0/mlp/c_fc/bias"] = index.pop("model/h0/mlp/c_fc/b")
     index["model/h1/ln_1/g"] = index["model/h1/ln_1/g"]._replace(shape=(1, 16))
@@ -155,7 +155,7 @@ def test_all_missing_unexpected_and_misshapen_tensors_are_in_one_message(model_f
     index["global_step"] = wte  # outside model/
     index["model_ema/wte"] = wte
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader.tensorflow, "list_tensors", lambda _: index)
+        patch.setattr(layouts.tensorflow, "list_tensors", lambda _: index)
         message = refusal(folder)
     assert message == (
         f"{path}: does not fit hparams.json ({SIZES}): missing model/wte; "
@@ -233,9 +233,9 @@ def test_a_folder_without_a_vocabulary_borrows_gpt2s_if_it_fits(model_folder, mo
         (folder / name).unlink()
     assert "lacks encoder.json or tokenizer.json" in refusal(folder)
     # With a vocabulary of 300 for GPT-2's, this one fits.
-    monkeypatch.setattr(loader, "GPT2_N_VOCAB", 300)
-    borrowed = loader.Encoder.from_folder(DATA / "vocabulary")
-    monkeypatch.setattr(loader.Encoder, "gpt2", lambda: borrowed)
+    monkeypatch.setattr(layouts, "GPT2_N_VOCAB", 300)
+    borrowed = layouts.Encoder.from_folder(DATA / "vocabulary")
+    monkeypatch.setattr(layouts.Encoder, "gpt2", lambda: borrowed)
     assert load(folder).encoder is borrowed
     (folder / "vocab.bpe").touch()
     assert "lacks encoder.json or tokenizer.json" in refusal(folder)
@@ -277,7 +277,8 @@ def test_rows_that_pad_the_vocabulary_are_cut(model_folder, expected, name):
 def test_a_wrong_folder_says_what_it_lacks(tmp_path):
     lacks = (
         "hparams.json or config.json, "
-        "checkpoint or *.index or model.safetensors or model.safetensors.index.json, "
+        "checkpoint or *.index or model.safetensors or model.safetensors.index.json or "
+        "pytorch_model.bin or pytorch_model.bin.index.json, "
         "encoder.json or tokenizer.json or vocab.json, vocab.bpe or tokenizer.json or merges.txt"
     )
     assert refusal(tmp_path) == f"{tmp_path}: lacks {lacks}"
@@ -285,11 +286,12 @@ def test_a_wrong_folder_says_what_it_lacks(tmp_path):
     assert refusal(tmp_path / "x") == no_folder
     file = tmp_path / "hparams.json"
     file.write_text('{"n_vocab": 300}', encoding="utf-8")
-    assert refusal(file) == f"{file}: is a file; expected a folder with {lacks}"
-    vocabulary = lacks.partition("index.json, ")[2]
+    formats = "gguf, llmc, pytorch, safetensors, tensorflow"
+    assert refusal(file) == f"{file}: holds no tensors; expected one of the formats {formats}"
+    vocabulary = lacks.partition(".bin.index.json, ")[2]
     assert refusal(tmp_path) == f"{tmp_path}: lacks checkpoint or *.index, {vocabulary}"
     file.rename(tmp_path / "config.json")
-    weights = "model.safetensors or model.safetensors.index.json"
+    weights = lacks.partition("*.index or ")[2].partition(", ")[0]
     assert refusal(tmp_path) == f"{tmp_path}: lacks {weights}, {vocabulary}"
     (tmp_path / "config.json").write_text('{"vocab_size": 50257}', encoding="utf-8")
     assert refusal(tmp_path) == f"{tmp_path}: lacks {weights}"
@@ -302,20 +304,20 @@ def test_two_models_in_a_folder(model_folder):
         path.replace(folder / path.name)
     assert refusal(folder) == (
         f"{folder}: holds two models, hparams.json with *.index and config.json with "
-        "*.safetensors; expected one; move the other elsewhere"
+        "model.safetensors; expected one; move the other elsewhere"
     )
     (folder / "model.safetensors").unlink()
     assert load(folder).hparams["n_layer"] == 2  # a config.json alone does no harm
 
 
-def test_a_pickle_is_refused(model_folder):
+def test_what_a_file_holds_counts_not_its_name(model_folder, expected):
     folder = model_folder("transformers")
-    path = folder / "pytorch_model.bin"
-    (folder / "model.safetensors").rename(path)
-    assert refusal(folder) == (
-        f"{path}: is a pickle, which can run code when it is read; expected model.safetensors; "
-        "if you trust it, load it in transformers and save_pretrained it"
-    )
+    for name in ("pytorch_model.bin", "weights.txt"):
+        path = folder / "model.safetensors"
+        (path if path.exists() else folder / "pytorch_model.bin").rename(folder / name)
+        for model in (folder, folder / name):
+            logits = gpt2(expected["ids"], **load(model).params, n_head=4)
+            assert np.abs(logits - expected["logits"]).max() < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -323,7 +325,7 @@ def test_a_pickle_is_refused(model_folder):
     [
         ("model_type", "gpt_neo", "'gpt2'"),
         ("activation_function", "relu", "'gelu_new'"),
-        ("activation_function", "gelu", "'gelu_new'"),
+        ("activation_function", "gelu_10", "'gelu_new'"),
         ("activation_function", None, "'gelu_new'"),
         ("scale_attn_weights", False, "True"),
         ("scale_attn_by_inverse_layer_idx", True, "False"),
@@ -391,7 +393,7 @@ def test_other_names_of_settings(model_folder):
     folder = model_folder("transformers")
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    for name, alias in loader.ALIASES.items():
+    for name, alias in layouts.ALIASES.items():
         config[alias] = config.pop(name)
     path.write_text(json.dumps(config), encoding="utf-8")
     assert load(folder).hparams["n_head"] == 4
@@ -634,14 +636,14 @@ def test_messages_have_absolute_paths(tmp_path, monkeypatch):
 
 def test_an_unusual_number_of_heads_is_warned_of(model_folder, monkeypatch):
     folder = model_folder()
-    monkeypatch.setitem(loader.HEADS, 16, 2)
+    monkeypatch.setitem(layouts.HEADS, 16, 2)
     with pytest.warns(UserWarning) as warned:
         load(folder)
     assert str(warned[0].message) == (
         f"{folder}/hparams.json: n_head=4 is unusual for n_embd=16, official models have 2; "
         "shapes cannot tell which is right"
     )
-    assert loader.HEADS == {768: 12, 1024: 16, 1280: 20, 1600: 25, 16: 2}
+    assert layouts.HEADS == {768: 12, 1024: 16, 1280: 20, 1600: 25, 16: 2}
 
 
 def test_a_name_is_a_model_and_a_path_a_folder(tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ def random_model(rng):
         "has_head": bool(rng.integers(2)),
         "eps": float(rng.choice([1e-5, 0.1])),
     }
-    return loader._parameter_tree(hparams, leaf, **options), n_head
+    return loader.parameter_tree(hparams, leaf, **options), n_head
 
 
 def float64(tree):

@@ -109,7 +109,7 @@ def plain_params():
 
     tensors = dict(np.load(DATA / "expected.npz"))
     hparams = {"n_vocab": 300, "n_ctx": 32, "n_embd": 16, "n_head": 4, "n_layer": 2}
-    return loader._parameter_tree(hparams, lambda name, shape: tensors[name].reshape(shape))
+    return loader.parameter_tree(hparams, lambda name, shape: tensors[name].reshape(shape))
 
 
 def test_the_likeliest_tokens_are_marked(params):

@@ -9,7 +9,7 @@ from ..catalog import find_model
 from ..encoder import Encoder
 from ..errors import PicogptError
 from ..generation import next_tokens
-from ..loader import load_encoder
+from ..layouts import load_encoder
 from ..pictures import (
     PAGES,
     PICTURES,

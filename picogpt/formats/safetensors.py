@@ -1,51 +1,35 @@
 """safetensors: the length of a header in 8 bytes, the header in JSON, and the bytes of the tensors.
 
-The tensors lie one behind the other. Shards are listed in a JSON file beside them.
+The tensors lie one behind the other.
 
 Source: the section "Format" of huggingface/safetensors' README.
 """
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
-from ..errors import PicogptError, find_files, read_json, refuse_pointer
-from .tensors import BYTES_OF, MAX_AXES, MAX_KEYS, DamagedError, Entry, refuse_pipe
+from ..errors import PicogptError, refuse_pointer
+from .tensors import BYTES_OF, MAX_AXES, DamagedError, Entry, Listing, refuse_pipe
 
 MAX_HEADER_BYTES = 2 << 20
+SUFFIXES = (".safetensors",)
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def list_tensors(path: Path) -> dict[str, Entry]:
-    """Reads which tensors a safetensors file holds, or the shards that `*.index.json` lists.
+def matches(head: bytes, tail: bytes) -> bool:
+    """Whether a file begins with a length and a JSON object."""
+    return head[8:9] == b"{"
+
+
+def list_tensors(path: Path) -> Listing:
+    """Reads which tensors a safetensors file holds.
 
     Raises:
-        PicogptError: the file, or one of the shards, is damaged, cut short, or is none.
+        PicogptError: the file is damaged, cut short, or is none.
         OSError: it cannot be read.
     """
-    if path.suffix != ".json":
-        return _read_file_header(path)
-    shards = read_json(path).get("weight_map")
-    if not isinstance(shards, dict):
-        raise PicogptError(f"{path}: has no weight_map; expected the shard of each tensor")
-    files: dict[str, dict[str, Entry]] = {}
-    for name, file in shards.items():
-        if not isinstance(file, str) or not re.fullmatch(r"[\w.-]+\.safetensors", file):
-            raise PicogptError(f"{path}: {name} is in {file!r:.60}; expected a file beside this")
-        files.setdefault(file, {})
-    find_files(path.parent, *sorted(files))
-    for file in files:
-        files[file] = _read_file_header(path.with_name(file))
-        if sum(map(len, files.values())) > MAX_KEYS:
-            raise PicogptError(f"{path}: its shards have more than {MAX_KEYS} names")
-    if lost := [name for name, file in shards.items() if name not in files[file]]:
-        raise PicogptError(f"{path}: {lost[0]} is not in {shards[lost[0]]}; fetch both again")
-    return {name: files[file][name] for name, file in shards.items()}
-
-
-def _read_file_header(path: Path) -> dict[str, Entry]:
     refuse_pipe(path)
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -65,7 +49,7 @@ def _read_file_header(path: Path) -> dict[str, Entry]:
     end = max((entry.offset + entry.size for entry in entries.values()), default=8 + length)
     if size != end:
         raise PicogptError(f"{path}: {size} bytes; expected {end}; fetch it again")
-    return entries
+    return Listing(entries)
 
 
 def _parse_header(data: bytes, path: Path) -> dict[str, Entry]:

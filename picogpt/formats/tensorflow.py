@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import PicogptError, read_text, refuse_pointer
-from .tensors import BYTES_OF, MAX_AXES, MAX_KEYS, DamagedError, Entry, mask
+from .tensors import BYTES_OF, MAX_AXES, MAX_KEYS, Checksum, DamagedError, Entry, Listing
 
+SUFFIXES = (".index",)
 MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48
 TRAILER_BYTES = 5  # of a block: the kind of compression, and the checksum
@@ -89,7 +90,12 @@ def _unescape(escape: re.Match[str]) -> str:
     return {"n": "\n", "r": "\r", "t": "\t"}.get(code, code if code in "\\'\"" else escape[0])
 
 
-def list_tensors(index: Path, prefix: Path | None = None) -> dict[str, Entry]:
+def matches(head: bytes, tail: bytes) -> bool:
+    """Whether a file begins and ends like an index."""
+    return tail.endswith(MAGIC.to_bytes(8, "little"))
+
+
+def list_tensors(index: Path, prefix: Path | None = None) -> Listing:
     """Reads which tensors a bundle holds: name to entry, in order of the names.
 
     Args:
@@ -107,7 +113,7 @@ def list_tensors(index: Path, prefix: Path | None = None) -> dict[str, Entry]:
     try:
         if len(data) > MAX_INDEX_BYTES:
             raise DamagedError(f"is larger than {MAX_INDEX_BYTES} bytes")
-        return _read_entries(data, prefix)
+        return Listing(_read_entries(data, prefix))
     except DamagedError as error:
         raise PicogptError(f"{index}: {error}; is damaged or no index; fetch it again") from None
 
@@ -151,7 +157,7 @@ def _read_entries(data: bytes, prefix: Path) -> dict[str, Entry]:
         dtype = DTYPES.get(number, f"number {number}")
         if len(shape) > MAX_AXES or math.prod(n or 1 for n in shape) >> 48 or shard >= n_shards:
             raise DamagedError(f"{name} has an impossible shape or shard")
-        is_sliced = 7 in fields
+        is_sliced, crc = 7 in fields, _unmask(_number(fields, 6))
         if not is_sliced and dtype in BYTES_OF and math.prod(shape) * BYTES_OF[dtype] != size:
             raise DamagedError(f"{name} has {size} bytes for the shape {shape}")
         entries[name] = Entry(
@@ -160,7 +166,7 @@ def _read_entries(data: bytes, prefix: Path) -> dict[str, Entry]:
             file=prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{n_shards:05d}"),
             offset=offset,
             size=size,
-            crc=_number(fields, 6),
+            checksum=None if is_sliced else Checksum("crc32c", crc, offset, size),
             byte_order=">" if byte_order else "<",
             read=_read_with_tensorflow if is_sliced else None,
         )
@@ -225,7 +231,7 @@ def _read_block(data: bytes, handle: _Cursor, earliest: int = 0) -> tuple[bytes,
     if offset < earliest or end + TRAILER_BYTES > len(data) - FOOTER_BYTES:
         raise DamagedError("has a block out of place")
     crc = google_crc32c.value(data[offset : end + 1])
-    if mask(crc) != int.from_bytes(data[end + 1 : end + 5], "little"):
+    if crc != _unmask(int.from_bytes(data[end + 1 : end + 5], "little")):
         raise DamagedError("has a block with a wrong checksum")
     if data[end]:
         raise DamagedError(f"has a compressed block (type {data[end]})")
@@ -281,3 +287,9 @@ def _parts(fields: dict[int, list[int | bytes]], number: int) -> Iterator[Any]:
         if not isinstance(value, bytes):
             raise DamagedError(f"has a number for a message in field {number}")
         yield _fields(value)
+
+
+def _unmask(crc: int) -> int:
+    """A CRC-32C that was turned by 15 bits and shifted, as TensorFlow stores it."""
+    turned = (crc - 0xA282EAD8) & 0xFFFFFFFF
+    return (turned >> 17 | turned << 15) & 0xFFFFFFFF
