@@ -179,6 +179,7 @@ def _dequantize(name: str, entry: Entry) -> np.ndarray:
         n = min(step, entry.size - start)
         data = np.fromfile(entry.file, np.uint8, n, offset=entry.offset + start)
         first = start // n_bytes * block
-        wide = gguf.quants.dequantize(data.reshape(-1, n_bytes), kind)
+        with np.errstate(all="ignore"):  # a damaged scale may be infinite
+            wide = gguf.quants.dequantize(data.reshape(-1, n_bytes), kind)
         tensor[first : first + n // n_bytes * block] = wide.ravel()
     return tensor

@@ -179,7 +179,11 @@ def _unpickle(file: IO[bytes], storages: dict[str, _Storage] | None = None) -> A
         if opcode.name not in OPCODES:
             raise DamagedError(f"its pickle has the opcode {opcode.name}, {UNNEEDED}")
         try:
-            argument = opcode.arg.reader(file) if opcode.arg else None
+            if opcode.name == "GLOBAL":  # whose reader would look for escapes
+                lines = file.readline().decode("utf-8"), file.readline().decode("utf-8")
+                argument = " ".join(line.removesuffix("\n") for line in lines)
+            else:
+                argument = opcode.arg.reader(file) if opcode.arg else None
             if opcode.name == "STOP":
                 return stacks.pop().pop()
             _step(opcode.name, argument, stacks, memo)
@@ -351,12 +355,13 @@ def _list_records(file: IO[bytes], size: int) -> dict[str, tuple[int, int, int]]
     tail = file.read()
     at = tail.rfind(b"PK\x05\x06")
     try:
-        n, n_bytes, start = struct.unpack_from("<10xHII", tail, at)
+        n, n_bytes, start, n_comment = struct.unpack_from("<10xHIIH", tail, at)
         is_large = n == 0xFFFF or 0xFFFFFFFF in (n_bytes, start)
         if is_large and tail[at - 20 : at - 16] == b"PK\x06\x07":
             file.seek(struct.unpack_from("<8xQ", tail, at - 20)[0])
             n, n_bytes, start = struct.unpack("<4s28xQQQ", file.read(56))[1:]
-        if at < 0 or n > MAX_KEYS or n_bytes > MAX_DIRECTORY_BYTES or start + n_bytes > size:
+        is_whole = at >= 0 and at + 22 + n_comment == len(tail) and start + n_bytes <= size
+        if not is_whole or n > MAX_KEYS or n_bytes > MAX_DIRECTORY_BYTES:
             raise DamagedError("is cut short, or its list of contents is damaged; fetch it again")
         file.seek(start)
         directory = io.BytesIO(file.read(n_bytes))
