@@ -314,7 +314,7 @@ def test_a_damaged_archive(tmp_path):
     data = (DATA / "torch" / "pytorch_model.bin").read_bytes()
     path = tmp_path / "x.bin"
     for damaged, found in {
-        data[:-1]: "has a damaged list of contents; fetch it again",
+        data[:-1]: "is cut short, or its list of contents is damaged; fetch it again",
         data + b"x": "is cut short, or its list of contents is damaged; fetch it again",
         data[:-100]: "is cut short, or its list of contents is damaged; fetch it again",
         data[:3000]: "is cut short, or its list of contents is damaged; fetch it again",

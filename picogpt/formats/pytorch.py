@@ -180,8 +180,8 @@ def _unpickle(file: IO[bytes], storages: dict[str, _Storage] | None = None) -> A
             raise DamagedError(f"its pickle has the opcode {opcode.name}, {UNNEEDED}")
         try:
             if opcode.name == "GLOBAL":  # whose reader would look for escapes
-                lines = file.readline().decode("utf-8"), file.readline().decode("utf-8")
-                argument = " ".join(line.removesuffix("\n") for line in lines)
+                lines = file.readline() + file.readline()
+                argument: Any = lines.decode("utf-8").replace("\n", " ").rstrip()
             else:
                 argument = opcode.arg.reader(file) if opcode.arg else None
             if opcode.name == "STOP":
@@ -295,6 +295,7 @@ def _check_numbers(*numbers: Any) -> None:
         raise DamagedError("has a tensor with an impossible size")
 
 
+CUT = "is cut short, or its list of contents is damaged; fetch it again"
 UNNEEDED = (
     "which a state dict does not need, so it was not read: a pickle can run code; if you trust it, "
     'write its tensors alone, where PyTorch is: python -c "import sys, torch; '
@@ -362,12 +363,12 @@ def _list_records(file: IO[bytes], size: int) -> dict[str, tuple[int, int, int]]
             n, n_bytes, start = struct.unpack("<4s28xQQQ", file.read(56))[1:]
         is_whole = at >= 0 and at + 22 + n_comment == len(tail) and start + n_bytes <= size
         if not is_whole or n > MAX_KEYS or n_bytes > MAX_DIRECTORY_BYTES:
-            raise DamagedError("is cut short, or its list of contents is damaged; fetch it again")
+            raise DamagedError(CUT)
         file.seek(start)
         directory = io.BytesIO(file.read(n_bytes))
         records = dict(_read_record(file, size, directory) for _ in range(n))
     except (struct.error, OverflowError):
-        raise DamagedError("has a damaged list of contents; fetch it again") from None
+        raise DamagedError(CUT) from None
     if len(records) < n:
         raise DamagedError("lists a name twice; fetch it again")
     return records
