@@ -1,4 +1,7 @@
-"""Official models from the network: whole files, or none.
+"""Models from the network: whole files, or none.
+
+Other models of the Hugging Face Hub are fetched by the package huggingface_hub, into its own cache;
+`fetch_from_hub` only says which files. The rest is about official models.
 
 Each file streams to NAME.part beside its place, and gets its name only when it is complete and what
 it holds is right. An interrupted one goes on where it stopped, if the server still has the same:
@@ -14,6 +17,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -58,6 +62,20 @@ SETTINGS = {  # what they must say, each in its names
     "hparams.json": ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer"),
     "config.json": ("vocab_size", "n_positions", "n_embd", "n_head", "n_layer"),
 }
+# Of a model at the Hub: what is taken of what is there, and the first of these weights.
+HUB_FILES = {"config.json", "generation_config.json", "hparams.json", "adapter_config.json"}
+HUB_FILES |= {"vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "meta.pkl"}
+HUB_FILES |= {"special_tokens_map.json", "added_tokens.json", "encoder.json", "vocab.bpe"}
+HUB_WEIGHTS = (
+    r"model\.safetensors",
+    r"model(\.safetensors\.index\.json|-\d+-of-\d+\.safetensors)",
+    r"pytorch_model\.bin",
+    r"pytorch_model(\.bin\.index\.json|-\d+-of-\d+\.bin)",
+    r"adapter_model\.safetensors",
+    r"adapter_model\.bin",
+    r".*\.gguf",
+    r".*\.(pt|pth|bin)",
+)
 BUCKET = "https://openaipublic.blob.core.windows.net/gpt-2/models"
 HUGGING_FACE = "https://huggingface.co"
 SHA256 = {
@@ -110,7 +128,7 @@ def fetch(model: str, folder: Path, source: str | None = None) -> None:
         raise PicogptError(f"{folder}: holds the files of the other source; pass --weights-dir")
     if all(_is_right(folder / name) for name in FILES[source]):
         return
-    if os.environ.get("PICOGPT_OFFLINE", "0") not in ("", "0"):
+    if is_offline():
         raise PicogptError(
             f"{model}: is not whole in {folder}, and PICOGPT_OFFLINE forbids to fetch it; put "
             f"{', '.join(FILES[source])} there, or unset PICOGPT_OFFLINE"
@@ -132,6 +150,58 @@ def fetch(model: str, folder: Path, source: str | None = None) -> None:
         for name in FILES[source]:
             if not _is_right(folder / name):
                 _fetch(session, f"{address}/{name}", folder / name)
+
+
+def is_offline() -> bool:
+    """Whether PICOGPT_OFFLINE forbids every connection."""
+    return os.environ.get("PICOGPT_OFFLINE", "0") not in ("", "0")
+
+
+def fetch_from_hub(name: str, revision: str) -> Path:
+    """Fetches a model or an adapter of the Hugging Face Hub into its cache.
+
+    Args:
+        name: of the repository, "owner/name".
+        revision: a branch, a tag or a commit.
+
+    Returns:
+        the folder in the cache.
+
+    Raises:
+        PicogptError: it is not there, cannot be reached, or has no weights that are read here.
+    """
+    if is_offline():
+        raise PicogptError(f"{name}: is not here, and PICOGPT_OFFLINE forbids to fetch it")
+    try:
+        import huggingface_hub
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+    except ImportError:
+        found = f"{name}: no folder, and not in the Hub's cache"
+        raise PicogptError(f'{found}; to fetch it, run "pip install huggingface_hub"') from None
+    if sys.stderr is None or not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        files = huggingface_hub.HfApi().list_repo_files(name, revision=revision)
+        wanted = _choose(name, files)
+        return Path(
+            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=wanted)
+        )
+    except PicogptError:
+        raise
+    except Exception as error:  # of its own kinds, of the network's and of the disk's
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise PicogptError(f"{name}: no folder, and the Hub says: {said:.300}") from None
+
+
+def _choose(name: str, files: list[str]) -> list[str]:
+    for pattern in HUB_WEIGHTS:
+        weights = [file for file in files if re.fullmatch(pattern, file) and "/" not in file]
+        if len(weights) > 1 and pattern.startswith(".*"):
+            shown = ", ".join(sorted(weights)[:10])
+            raise PicogptError(f"{name}: holds {shown}; expected one; fetch and name that file")
+        if weights:
+            return [*weights, *HUB_FILES.intersection(files)]
+    raise PicogptError(f"{name}: holds no weights that are read here; expected a GPT-2")
 
 
 @contextlib.contextmanager

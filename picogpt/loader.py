@@ -36,7 +36,7 @@ import numpy as np
 
 from . import download
 from .adapter import BODY, HEAD, merge_adapter
-from .catalog import find_model
+from .catalog import find_adapter, find_model
 from .encoder import SAVED_FILES, Encoder
 from .errors import MAX_TOLD, PicogptError
 from .formats.tensors import read_tensors
@@ -54,6 +54,7 @@ from .layouts import (
     parameter_tree,
 )
 
+GELUS = ("tanh", "erf")
 UNNAMED = {"eps", "erf"}  # of a tree's keys, those that stand for no tensor of a file
 
 
@@ -77,15 +78,16 @@ def load(
 
     Args:
         model: "tales", which comes with picogpt; an official size, "124M", "355M", "774M" or
-            "1558M", or "distilgpt2", fetched into the weights folder if it is not there yet; or a
-            folder in OpenAI's or Hugging Face's layout ("./124M", or a Path, is a folder; "124M"
-            is the model), which is never written to.
+            "1558M", or "distilgpt2", fetched into the weights folder if it is not there yet;
+            "owner/name" or "owner/name@revision" of the Hugging Face Hub, fetched into its cache;
+            or a folder or a file in one of the formats of docs/models.md ("./124M", or a Path, is a
+            folder; "124M" is the model), which is never written to.
         weights_dir: the weights folder; default: $PICOGPT_WEIGHTS, else `picogpt` in the user's
             cache folder.
         verify: compare the checksums of all tensors, where the format has them, which reads them
             once.
-        adapter: the folder of a LoRA adapter that PEFT wrote, to be merged into copies of the
-            matrices that it changes; see `merge_adapter`.
+        adapter: the folder of a LoRA adapter that PEFT wrote, or "owner/name" of the Hub, to be
+            merged into copies of the matrices that it changes; see `merge_adapter`.
         gelu: "tanh" or "erf" (the exact one), for a checkpoint of nanoGPT's, which does not say;
             None takes "erf", which nanoGPT has since mid-2023.
 
@@ -104,8 +106,8 @@ def load(
     >>> hparams["n_vocab"], hparams["n_ctx"], params["blocks"][0]["attn"]["c_attn"]["w"].shape
     (4096, 256, (256, 768))
     """
-    if gelu not in (None, "tanh", "erf"):
-        raise PicogptError(f"gelu: is {gelu!r:.40}; expected tanh or erf")
+    if gelu not in (None, *GELUS):
+        raise PicogptError(f"gelu: is {gelu!r:.40}; expected {' or '.join(GELUS)}")
     path = find_model(model, weights_dir)
     source = open_model(path, gelu)
     hparams = source.hparams
@@ -115,7 +117,7 @@ def load(
     if source.has_head and np.array_equal(params["lm_head"], params["wte"]):
         del params["lm_head"]  # a copy
     if adapter is not None:
-        params = merge_adapter(params, adapter)
+        params = merge_adapter(params, find_adapter(adapter))
     encoder = source.read_encoder()
     n_vocab = encoder.n_vocab
     if not n_vocab <= hparams["n_vocab"] < n_vocab + MAX_PADDING:

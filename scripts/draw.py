@@ -38,9 +38,9 @@ PICTURES = {
 FOLDERS, FILES = {"adapter", "weights_dir"}, {"output", "prompts", "files"}
 MODEL = "_picogpt_model"
 PREAMBLE = {
-    "bash": 'NAME() {\n  compgen -W "MODELS" -- "$1"\n  compgen -d -- "$1"\n}',
-    "zsh": 'NAME() {\n  _alternative "models:model:(MODELS)" "folders:folder:_files -/"\n}',
-    "fish": "function NAME\n  printf '%s\\n' MODELS\n  __fish_complete_directories\nend",
+    "bash": 'NAME() {\n  compgen -W "MODELS" -- "$1"\n  compgen -f -- "$1"\n}',
+    "zsh": 'NAME() {\n  _alternative "models:model:(MODELS)" "files:file:_files"\n}',
+    "fish": "function NAME\n  printf '%s\\n' MODELS\n  __fish_complete_path\nend",
 }
 
 

@@ -14,6 +14,7 @@ def own_settings(request, monkeypatch, tmp_path):
         return
     monkeypatch.setenv("PICOGPT_WEIGHTS", str(tmp_path / "weights"))
     monkeypatch.delenv("PICOGPT_MODEL", raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
 @pytest.fixture(scope="session")

@@ -196,7 +196,7 @@ def test_usage_errors_exit_with_2(capsys, arguments, message):
 
 def test_errors_are_one_line_and_exit_with_1(tmp_path, capsys):
     assert main(["a", "--model", "335M"]) == 1
-    names = "tales, 124M, 355M, 774M, 1558M, distilgpt2"
+    names = "tales, 124M, 355M, 774M, 1558M, distilgpt2, and owner/name of the Hub"
     message = f"335M: neither a model nor a folder; the models are {names}"
     assert capsys.readouterr() == ("", f"picogpt: error: {message}\n")
 
@@ -1183,11 +1183,12 @@ def test_completion_in_bash(words, offered):
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
-def test_completion_of_folders_in_bash(tmp_path, monkeypatch):
+def test_completion_of_paths_in_bash(tmp_path, monkeypatch):
     (tmp_path / "my-model").mkdir()
     (tmp_path / "my-text").touch()
     monkeypatch.chdir(tmp_path)
-    assert complete_in_bash("picogpt", "x", "--model", "my") == ["my-model"]
+    found = complete_in_bash("picogpt", "x", "--model", "my")
+    assert sorted(found) == ["my-model", "my-text"]  # a file can be a model
     assert complete_in_bash("picogpt", "x", "--adapter", "my") == ["my-model"]
 
 

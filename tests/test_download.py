@@ -785,9 +785,9 @@ def test_files_that_do_not_fit_each_other_are_said_to(server, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["335M"], "335M: neither a model nor a folder; the models are {0}"),
+        (["335M"], "335M: neither a model nor a folder; the models are tales, {0}"),
         (["117M"], "117M: was renamed; use 124M"),
-        (["./x"], "./x: is a folder; what can be fetched is 124M, 355M, 774M, 1558M, distilgpt2"),
+        (["./x"], "./x: is a folder; what can be fetched is {0}"),
         (
             ["distilgpt2", "--source", "openai"],
             "distilgpt2: is not OpenAI's; pass --source huggingface",
@@ -796,7 +796,7 @@ def test_files_that_do_not_fit_each_other_are_said_to(server, tmp_path, capsys):
 )
 def test_what_cannot_be_fetched(server, capsys, arguments, message):
     assert main(["download", *arguments]) == 1
-    names = "tales, 124M, 355M, 774M, 1558M, distilgpt2"
+    names = "124M, 355M, 774M, 1558M, distilgpt2, and owner/name of the Hub"
     assert capsys.readouterr() == ("", f"picogpt: error: {message.format(names)}\n")
     assert server.requests == []
 

@@ -655,11 +655,11 @@ def test_a_name_is_a_model_and_a_path_a_folder(tmp_path, monkeypatch):
     assert find_model("124M", fetch=False) == weights_folder() / "124M"
 
 
-@pytest.mark.parametrize("name", ["335M", "", "gpt2"])
+@pytest.mark.parametrize("name", ["335M", "", "gpt3"])
 def test_a_name_that_is_none_lists_the_names(name):
     with pytest.raises(PicogptError) as error:
         find_model(name)
-    names = "tales, 124M, 355M, 774M, 1558M, distilgpt2"
+    names = "tales, 124M, 355M, 774M, 1558M, distilgpt2, and owner/name of the Hub"
     assert str(error.value) == f"{name}: neither a model nor a folder; the models are {names}"
 
 

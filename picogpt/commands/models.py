@@ -2,9 +2,10 @@
 
 import argparse
 import warnings
+from pathlib import Path
 
-from ..catalog import BUNDLED, find_model
-from ..download import FILES, OFFICIAL, fetch, is_complete
+from ..catalog import BUNDLED, HUB, HUB_NAMES, find_model, list_cached, weights_folder
+from ..download import FILES, OFFICIAL, fetch, fetch_from_hub, is_complete
 from ..errors import PicogptError, one_line
 from ..loader import load, measure, verify
 from .terminal import add_weights_dir, make_parser
@@ -12,17 +13,19 @@ from .terminal import add_weights_dir, make_parser
 DOWNLOAD_HELP = """\
 MODEL is 124M, 355M, 774M or 1558M (0.5, 1.4, 3.1 or 6.2 GB), or distilgpt2 (0.3 GB), which only
 Hugging Face has. Where it was interrupted it goes on, and files that are damaged are fetched again.
-Prints the folder.
+Or it is owner/name, or owner/name@revision, of the Hugging Face Hub: a model or an adapter, which
+the package huggingface_hub fetches into its own cache. Prints the folder.
 
 environment:
   PICOGPT_BASE_URL      in place of OpenAI's https://openaipublic.blob.core.windows.net/gpt-2/models
   HF_ENDPOINT           in place of https://huggingface.co
   PICOGPT_OFFLINE=1     never connect
+  HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE and so on are those of the package huggingface_hub
   HTTPS_PROXY, REQUESTS_CA_BUNDLE and so on are those of the package requests
 """
 VERIFY_HELP = """\
 Reads all of a model's files: its vocabulary, its tensors' names and shapes, their checksums where
-the format has them (TensorFlow's has, safetensors has none), and whether all numbers are finite.
+the format has them (TensorFlow's and PyTorch's archives have), and whether all numbers are finite.
 """
 
 
@@ -34,11 +37,18 @@ def models_parser() -> argparse.ArgumentParser:
 
 
 def run_models(args: argparse.Namespace) -> None:
-    print(f"{'model':<12}{'parameters':>14}{'MB':>8}  folder")
-    for name in (*BUNDLED, *OFFICIAL):
+    official_ones = {official.repository for official in OFFICIAL.values()}
+    others = [name for name in list_cached() if name not in official_ones]
+    width = max(map(len, ("distilgpt2", *others))) + 2
+    print(f"{'model':<{width}}{'parameters':>14}{'MB':>8}  folder")
+    for name in (*BUNDLED, *OFFICIAL, *others):
         folder = find_model(name, args.weights_dir, fetch=False)
         official = OFFICIAL.get(name)
-        if official and not is_complete(folder):
+        if (
+            official
+            and folder.parent == weights_folder(args.weights_dir)
+            and not is_complete(folder)
+        ):
             where = f"not whole in {folder}" if folder.exists() else "not here"
             n_parameters = official.n_parameters
             n_bytes = 4 * n_parameters
@@ -47,13 +57,13 @@ def run_models(args: argparse.Namespace) -> None:
                 where, (n_parameters, n_bytes) = str(folder), measure(folder)
             except (PicogptError, OSError) as error:
                 where, n_parameters, n_bytes = f"damaged: {error}", 0, 0
-        print(f"{name:<12}{n_parameters:>14,}{round(n_bytes / 1e6):>8,}  {one_line(where)}")
+        print(f"{name:<{width}}{n_parameters:>14,}{round(n_bytes / 1e6):>8,}  {one_line(where)}")
 
 
 def download_parser() -> argparse.ArgumentParser:
-    parser = make_parser("download", "MODEL", "Fetch an official model.", DOWNLOAD_HELP)
+    parser = make_parser("download", "MODEL", "Fetch a model.", DOWNLOAD_HELP)
     add_weights_dir(parser)
-    parser.add_argument("model", metavar="MODEL", help=", ".join(OFFICIAL))
+    parser.add_argument("model", metavar="MODEL", help=f"{', '.join(OFFICIAL)} or owner/name")
     parser.add_argument(
         "--source", choices=list(FILES), help="where from (default: openai, if it has the model)"
     )
@@ -61,32 +71,44 @@ def download_parser() -> argparse.ArgumentParser:
 
 
 def run_download(args: argparse.Namespace) -> None:
-    folder = find_model(args.model, args.weights_dir, fetch=False)
-    if args.model in OFFICIAL:
-        fetch(args.model, folder, args.source)
+    model = HUB_NAMES.get(args.model, args.model)
+    if model in OFFICIAL:
+        folder = weights_folder(args.weights_dir) / model
+        fetch(model, folder, args.source)
         load(folder, verify=False)  # do the files fit each other?
-    elif args.model not in BUNDLED:
-        names = ", ".join(OFFICIAL)
-        raise PicogptError(f"{args.model}: is a folder; what can be fetched is {names}")
+    elif (found := HUB.fullmatch(model)) and not Path(model).exists():
+        if args.source == "openai":
+            raise PicogptError(f"{model}: is not OpenAI's; pass --source huggingface")
+        folder = fetch_from_hub(found["name"], found["revision"] or "main")
+        if not (folder / "adapter_config.json").is_file():
+            load(folder, verify=False)
+    else:
+        folder = find_model(model, args.weights_dir, fetch=False)
+        if model not in BUNDLED:
+            names = ", ".join(OFFICIAL)
+            raise PicogptError(
+                f"{model}: is a folder; what can be fetched is {names}, and owner/name of the Hub"
+            )
     print(folder)
 
 
 def verify_parser() -> argparse.ArgumentParser:
     parser = make_parser("verify", "MODEL", "Check a model's files.", VERIFY_HELP)
     add_weights_dir(parser)
-    parser.add_argument("model", metavar="MODEL", help="a model's name, or a folder")
+    parser.add_argument("model", metavar="MODEL", help="a model's name, or a folder or file")
     return parser
 
 
 def run_verify(args: argparse.Namespace) -> None:
     model, warned = args.model, warnings.catch_warnings()
     folder = find_model(model, args.weights_dir, fetch=False)
-    if model in OFFICIAL and not is_complete(folder):
+    is_official = folder.parent == weights_folder(args.weights_dir) and folder.name in OFFICIAL
+    if is_official and not is_complete(folder):
         state = "is not whole in" if folder.exists() else "is not here; it would be in"
         raise PicogptError(f'{model}: {state} {folder}; run "picogpt download {model}"')
     with warned:
         warnings.filterwarnings("error", message="checksums not checked")
         try:
-            print(one_line(f"{folder}: {verify(folder, is_official=model in OFFICIAL)}"))
+            print(one_line(f"{folder}: {verify(folder, is_official=is_official)}"))
         except UserWarning as warning:
             raise PicogptError(f"{folder}: {warning}") from None

@@ -14,7 +14,7 @@ from ..backend import BACKENDS, to_backend
 from ..catalog import BUNDLED, default_model, find_model
 from ..download import OFFICIAL
 from ..errors import PicogptError, decode, one_line
-from ..loader import Model, load
+from ..loader import GELUS, Model, load
 
 
 def number(kind: type, low: float, high: float, expected: str) -> Callable[[str], Any]:
@@ -75,12 +75,22 @@ def model_parser(
     parser = make_parser(verb, operand, description, help_)
     group = parser.add_argument_group("model")
     group.add_argument(
-        "--model", metavar="MODEL", help=f"{', '.join((*BUNDLED, *OFFICIAL))} or a folder"
+        "--model",
+        metavar="MODEL",
+        help=f"{', '.join((*BUNDLED, *OFFICIAL))}, owner/name of the Hub, or a folder or file",
     )
     add_weights_dir(group)
     if runs:
         group.add_argument(
-            "--adapter", metavar="FOLDER", help="merge a LoRA adapter of PEFT's into the model"
+            "--adapter",
+            metavar="FOLDER",
+            help="merge a LoRA adapter of PEFT's, or owner/name of the Hub, into the model",
+        )
+        group.add_argument(
+            "--gelu",
+            choices=GELUS,
+            help="that of a nanoGPT checkpoint, which does not say; tanh before mid-2023 "
+            "(default: erf)",
         )
         group.add_argument(
             "--backend", choices=BACKENDS, default="numpy", help="array library (default: numpy)"
@@ -142,11 +152,11 @@ def utf8(argument: str) -> str:
 
 def load_model(args: argparse.Namespace) -> Model:
     """Loads the model that is asked for; tells which one, if none is."""
-    model = default_model(args.weights_dir) if args.model is None else args.model
+    model = default_model(args.weights_dir, args.adapter) if args.model is None else args.model
     if args.model is None and sys.stderr.isatty():
         dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
         print(f"{dim}model: {find_model(model, args.weights_dir)}{plain}", file=sys.stderr)
-    loaded = load(model, weights_dir=args.weights_dir, adapter=args.adapter)
+    loaded = load(model, weights_dir=args.weights_dir, adapter=args.adapter, gelu=args.gelu)
     if args.backend == "numpy":
         return loaded
     return loaded._replace(params=to_backend(loaded.params, args.backend))

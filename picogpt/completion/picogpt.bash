@@ -7,17 +7,17 @@
 
 _shtab_picogpt_subparsers=(generate tokens next lens attention score models download verify completion)
 
-_shtab_picogpt_generate_option_strings=(-h --help --model --weights-dir --adapter --backend --allow-special --version --echo --show-probs --json --n-tokens --stop --no-stop --overflow --lookahead --temperature --top-k --top-p --repetition-penalty --seed --n-samples --prompts -o --output --resume --batch-size --logprobs)
+_shtab_picogpt_generate_option_strings=(-h --help --model --weights-dir --adapter --gelu --backend --allow-special --version --echo --show-probs --json --n-tokens --stop --no-stop --overflow --lookahead --temperature --top-k --top-p --repetition-penalty --seed --n-samples --prompts -o --output --resume --batch-size --logprobs)
 _shtab_picogpt_tokens_option_strings=(-h --help --model --weights-dir --allow-special --count --json)
-_shtab_picogpt_next_option_strings=(-h --help --model --weights-dir --adapter --backend --allow-special --top --json --temperature --top-k --top-p --repetition-penalty)
-_shtab_picogpt_lens_option_strings=(-h --help --model --weights-dir --adapter --backend --allow-special -o --output)
-_shtab_picogpt_attention_option_strings=(-h --help --model --weights-dir --adapter --backend --allow-special -o --output --layer --head)
-_shtab_picogpt_score_option_strings=(-h --help --model --weights-dir --adapter --backend --stride --no-start --per-token --last-word --json)
+_shtab_picogpt_next_option_strings=(-h --help --model --weights-dir --adapter --gelu --backend --allow-special --top --json --temperature --top-k --top-p --repetition-penalty)
+_shtab_picogpt_lens_option_strings=(-h --help --model --weights-dir --adapter --gelu --backend --allow-special -o --output)
+_shtab_picogpt_attention_option_strings=(-h --help --model --weights-dir --adapter --gelu --backend --allow-special -o --output --layer --head)
+_shtab_picogpt_score_option_strings=(-h --help --model --weights-dir --adapter --gelu --backend --stride --no-start --per-token --last-word --json)
 _shtab_picogpt_models_option_strings=(-h --help --weights-dir)
 _shtab_picogpt_download_option_strings=(-h --help --weights-dir --source)
 _shtab_picogpt_verify_option_strings=(-h --help --weights-dir)
 _shtab_picogpt_completion_option_strings=(-h --help)
-_shtab_picogpt_option_strings=(-h --help --model --weights-dir --adapter --backend --allow-special --version --echo --show-probs --json --n-tokens --stop --no-stop --overflow --lookahead --temperature --top-k --top-p --repetition-penalty --seed --n-samples --prompts -o --output --resume --batch-size --logprobs)
+_shtab_picogpt_option_strings=(-h --help --model --weights-dir --adapter --gelu --backend --allow-special --version --echo --show-probs --json --n-tokens --stop --no-stop --overflow --lookahead --temperature --top-k --top-p --repetition-penalty --seed --n-samples --prompts -o --output --resume --batch-size --logprobs)
 
 _shtab_picogpt_generate___model_COMPGEN=_picogpt_model
 _shtab_picogpt_generate___weights_dir_COMPGEN=_shtab_compgen_dirs
@@ -56,15 +56,21 @@ _shtab_picogpt___prompts_COMPGEN=_shtab_compgen_files
 _shtab_picogpt__o_COMPGEN=_shtab_compgen_files
 _shtab_picogpt___output_COMPGEN=_shtab_compgen_files
 
+_shtab_picogpt_generate___gelu_choices=(tanh erf)
 _shtab_picogpt_generate___backend_choices=(numpy cupy jax)
 _shtab_picogpt_generate___overflow_choices=(error slide)
+_shtab_picogpt_next___gelu_choices=(tanh erf)
 _shtab_picogpt_next___backend_choices=(numpy cupy jax)
+_shtab_picogpt_lens___gelu_choices=(tanh erf)
 _shtab_picogpt_lens___backend_choices=(numpy cupy jax)
+_shtab_picogpt_attention___gelu_choices=(tanh erf)
 _shtab_picogpt_attention___backend_choices=(numpy cupy jax)
+_shtab_picogpt_score___gelu_choices=(tanh erf)
 _shtab_picogpt_score___backend_choices=(numpy cupy jax)
 _shtab_picogpt_download___source_choices=(openai huggingface)
 _shtab_picogpt_completion_pos_0_choices=(bash zsh fish)
 _shtab_picogpt_pos_0_choices=(generate tokens next lens attention score models download verify completion)
+_shtab_picogpt___gelu_choices=(tanh erf)
 _shtab_picogpt___backend_choices=(numpy cupy jax)
 _shtab_picogpt___overflow_choices=(error slide)
 
@@ -122,7 +128,7 @@ _shtab_picogpt___resume_nargs=0
 # Custom Preamble
 _picogpt_model() {
   compgen -W "tales 124M 355M 774M 1558M distilgpt2" -- "$1"
-  compgen -d -- "$1"
+  compgen -f -- "$1"
 }
 # End Custom Preamble
 

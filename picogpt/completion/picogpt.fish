@@ -7,7 +7,7 @@
 # Custom Preamble
 function _picogpt_model
   printf '%s\n' tales 124M 355M 774M 1558M distilgpt2
-  __fish_complete_directories
+  __fish_complete_path
 end
 # End Custom Preamble
 
@@ -57,15 +57,16 @@ function _shtab_picogpt_using
 end
 
 set -g _shtab_picogpt_commands generate tokens next lens attention score models download verify completion
-set -g _shtab_picogpt_opts_with_value --adapter --backend --batch-size --head --layer --logprobs --lookahead --model --n-samples --n-tokens --output --overflow --prompts --repetition-penalty --seed --source --stop --stride --temperature --top --top-k --top-p --weights-dir -o
+set -g _shtab_picogpt_opts_with_value --adapter --backend --batch-size --gelu --head --layer --logprobs --lookahead --model --n-samples --n-tokens --output --overflow --prompts --repetition-penalty --seed --source --stop --stride --temperature --top --top-k --top-p --weights-dir -o
 
 complete -c picogpt -e
 complete -c picogpt -f
 
 complete -c picogpt -n _shtab_picogpt_using -s h -l help -d 'show this help message and exit'
-complete -c picogpt -n _shtab_picogpt_using -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder'
+complete -c picogpt -n _shtab_picogpt_using -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2, owner/name of the Hub, or a folder or file'
 complete -c picogpt -n _shtab_picogpt_using -l weights-dir -xka "(__fish_complete_directories)" -d 'the folder of the official models'
-complete -c picogpt -n _shtab_picogpt_using -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s into the model'
+complete -c picogpt -n _shtab_picogpt_using -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s, or owner/name of the Hub, into the model'
+complete -c picogpt -n _shtab_picogpt_using -l gelu -xka "tanh erf" -d 'that of a nanoGPT checkpoint, which does not say; tanh before mid-2023 (default: erf)'
 complete -c picogpt -n _shtab_picogpt_using -l backend -xka "numpy cupy jax" -d 'array library (default: numpy)'
 complete -c picogpt -n _shtab_picogpt_using -l allow-special -d 'read <|endoftext|> as the special token, not as text'
 complete -c picogpt -n _shtab_picogpt_using -l version -d 'show program'"'"'s version number and exit'
@@ -90,9 +91,10 @@ complete -c picogpt -n _shtab_picogpt_using -l batch-size -x -d 'prompts side by
 complete -c picogpt -n _shtab_picogpt_using -l logprobs -x -d 'tell log-probabilities, and the K likeliest'
 complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a generate -d 'Continue a text with GPT-2.'
 complete -c picogpt -n '_shtab_picogpt_using generate' -s h -l help -d 'show this help message and exit'
-complete -c picogpt -n '_shtab_picogpt_using generate' -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder'
+complete -c picogpt -n '_shtab_picogpt_using generate' -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2, owner/name of the Hub, or a folder or file'
 complete -c picogpt -n '_shtab_picogpt_using generate' -l weights-dir -xka "(__fish_complete_directories)" -d 'the folder of the official models'
-complete -c picogpt -n '_shtab_picogpt_using generate' -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s into the model'
+complete -c picogpt -n '_shtab_picogpt_using generate' -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s, or owner/name of the Hub, into the model'
+complete -c picogpt -n '_shtab_picogpt_using generate' -l gelu -xka "tanh erf" -d 'that of a nanoGPT checkpoint, which does not say; tanh before mid-2023 (default: erf)'
 complete -c picogpt -n '_shtab_picogpt_using generate' -l backend -xka "numpy cupy jax" -d 'array library (default: numpy)'
 complete -c picogpt -n '_shtab_picogpt_using generate' -l allow-special -d 'read <|endoftext|> as the special token, not as text'
 complete -c picogpt -n '_shtab_picogpt_using generate' -l version -d 'show program'"'"'s version number and exit'
@@ -117,16 +119,17 @@ complete -c picogpt -n '_shtab_picogpt_using generate' -l batch-size -x -d 'prom
 complete -c picogpt -n '_shtab_picogpt_using generate' -l logprobs -x -d 'tell log-probabilities, and the K likeliest'
 complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a tokens -d 'Show how a text is cut into tokens: their number, then the id and text of each.'
 complete -c picogpt -n '_shtab_picogpt_using tokens' -s h -l help -d 'show this help message and exit'
-complete -c picogpt -n '_shtab_picogpt_using tokens' -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder'
+complete -c picogpt -n '_shtab_picogpt_using tokens' -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2, owner/name of the Hub, or a folder or file'
 complete -c picogpt -n '_shtab_picogpt_using tokens' -l weights-dir -xka "(__fish_complete_directories)" -d 'the folder of the official models'
 complete -c picogpt -n '_shtab_picogpt_using tokens' -l allow-special -d 'read <|endoftext|> as the special token, not as text'
 complete -c picogpt -n '_shtab_picogpt_using tokens' -l count -d 'print their number only'
 complete -c picogpt -n '_shtab_picogpt_using tokens' -l json -d 'print one JSON object'
 complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a next -d 'Show which tokens may come next, and how likely each is.'
 complete -c picogpt -n '_shtab_picogpt_using next' -s h -l help -d 'show this help message and exit'
-complete -c picogpt -n '_shtab_picogpt_using next' -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder'
+complete -c picogpt -n '_shtab_picogpt_using next' -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2, owner/name of the Hub, or a folder or file'
 complete -c picogpt -n '_shtab_picogpt_using next' -l weights-dir -xka "(__fish_complete_directories)" -d 'the folder of the official models'
-complete -c picogpt -n '_shtab_picogpt_using next' -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s into the model'
+complete -c picogpt -n '_shtab_picogpt_using next' -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s, or owner/name of the Hub, into the model'
+complete -c picogpt -n '_shtab_picogpt_using next' -l gelu -xka "tanh erf" -d 'that of a nanoGPT checkpoint, which does not say; tanh before mid-2023 (default: erf)'
 complete -c picogpt -n '_shtab_picogpt_using next' -l backend -xka "numpy cupy jax" -d 'array library (default: numpy)'
 complete -c picogpt -n '_shtab_picogpt_using next' -l allow-special -d 'read <|endoftext|> as the special token, not as text'
 complete -c picogpt -n '_shtab_picogpt_using next' -l top -x -d 'show the N likeliest (default: 10)'
@@ -137,17 +140,19 @@ complete -c picogpt -n '_shtab_picogpt_using next' -l top-p -x -d 'only from the
 complete -c picogpt -n '_shtab_picogpt_using next' -l repetition-penalty -x -d 'make tokens already in the text less likely, R times in their logits (default: 1)'
 complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a lens -d 'Show what each layer would say next, after each token of a text.'
 complete -c picogpt -n '_shtab_picogpt_using lens' -s h -l help -d 'show this help message and exit'
-complete -c picogpt -n '_shtab_picogpt_using lens' -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder'
+complete -c picogpt -n '_shtab_picogpt_using lens' -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2, owner/name of the Hub, or a folder or file'
 complete -c picogpt -n '_shtab_picogpt_using lens' -l weights-dir -xka "(__fish_complete_directories)" -d 'the folder of the official models'
-complete -c picogpt -n '_shtab_picogpt_using lens' -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s into the model'
+complete -c picogpt -n '_shtab_picogpt_using lens' -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s, or owner/name of the Hub, into the model'
+complete -c picogpt -n '_shtab_picogpt_using lens' -l gelu -xka "tanh erf" -d 'that of a nanoGPT checkpoint, which does not say; tanh before mid-2023 (default: erf)'
 complete -c picogpt -n '_shtab_picogpt_using lens' -l backend -xka "numpy cupy jax" -d 'array library (default: numpy)'
 complete -c picogpt -n '_shtab_picogpt_using lens' -l allow-special -d 'read <|endoftext|> as the special token, not as text'
 complete -c picogpt -n '_shtab_picogpt_using lens' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'draw it instead: a .png, .svg or .pdf'
 complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a attention -d 'Draw where each token of a text looks.'
 complete -c picogpt -n '_shtab_picogpt_using attention' -s h -l help -d 'show this help message and exit'
-complete -c picogpt -n '_shtab_picogpt_using attention' -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder'
+complete -c picogpt -n '_shtab_picogpt_using attention' -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2, owner/name of the Hub, or a folder or file'
 complete -c picogpt -n '_shtab_picogpt_using attention' -l weights-dir -xka "(__fish_complete_directories)" -d 'the folder of the official models'
-complete -c picogpt -n '_shtab_picogpt_using attention' -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s into the model'
+complete -c picogpt -n '_shtab_picogpt_using attention' -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s, or owner/name of the Hub, into the model'
+complete -c picogpt -n '_shtab_picogpt_using attention' -l gelu -xka "tanh erf" -d 'that of a nanoGPT checkpoint, which does not say; tanh before mid-2023 (default: erf)'
 complete -c picogpt -n '_shtab_picogpt_using attention' -l backend -xka "numpy cupy jax" -d 'array library (default: numpy)'
 complete -c picogpt -n '_shtab_picogpt_using attention' -l allow-special -d 'read <|endoftext|> as the special token, not as text'
 complete -c picogpt -n '_shtab_picogpt_using attention' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'a .png, .svg, .pdf or .html'
@@ -155,9 +160,10 @@ complete -c picogpt -n '_shtab_picogpt_using attention' -l layer -x -d 'from 0 (
 complete -c picogpt -n '_shtab_picogpt_using attention' -l head -x -d 'from 0, mean or all (default: all)'
 complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a score -d 'Tell how well the model foresees texts: perplexity, bits per byte and so on.'
 complete -c picogpt -n '_shtab_picogpt_using score' -s h -l help -d 'show this help message and exit'
-complete -c picogpt -n '_shtab_picogpt_using score' -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder'
+complete -c picogpt -n '_shtab_picogpt_using score' -l model -xka "(_picogpt_model)" -d 'tales, 124M, 355M, 774M, 1558M, distilgpt2, owner/name of the Hub, or a folder or file'
 complete -c picogpt -n '_shtab_picogpt_using score' -l weights-dir -xka "(__fish_complete_directories)" -d 'the folder of the official models'
-complete -c picogpt -n '_shtab_picogpt_using score' -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s into the model'
+complete -c picogpt -n '_shtab_picogpt_using score' -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s, or owner/name of the Hub, into the model'
+complete -c picogpt -n '_shtab_picogpt_using score' -l gelu -xka "tanh erf" -d 'that of a nanoGPT checkpoint, which does not say; tanh before mid-2023 (default: erf)'
 complete -c picogpt -n '_shtab_picogpt_using score' -l backend -xka "numpy cupy jax" -d 'array library (default: numpy)'
 complete -c picogpt -n '_shtab_picogpt_using score' -l stride -x -d 'tokens between windows (default: half of one)'
 complete -c picogpt -n '_shtab_picogpt_using score' -l no-start -d 'put no end-of-text token in front'
@@ -168,15 +174,15 @@ complete -c picogpt -n '_shtab_picogpt_using score; and test $_shtab_picogpt_npo
 complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a models -d 'List the models: parameters, size, and whether and where they are here.'
 complete -c picogpt -n '_shtab_picogpt_using models' -s h -l help -d 'show this help message and exit'
 complete -c picogpt -n '_shtab_picogpt_using models' -l weights-dir -xka "(__fish_complete_directories)" -d 'the folder of the official models'
-complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a download -d 'Fetch an official model.'
+complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a download -d 'Fetch a model.'
 complete -c picogpt -n '_shtab_picogpt_using download' -s h -l help -d 'show this help message and exit'
 complete -c picogpt -n '_shtab_picogpt_using download' -l weights-dir -xka "(__fish_complete_directories)" -d 'the folder of the official models'
 complete -c picogpt -n '_shtab_picogpt_using download' -l source -xka "openai huggingface" -d 'where from (default: openai, if it has the model)'
-complete -c picogpt -n '_shtab_picogpt_using download; and test $_shtab_picogpt_npos -eq 0' -ka "(_picogpt_model)" -d '124M, 355M, 774M, 1558M, distilgpt2'
+complete -c picogpt -n '_shtab_picogpt_using download; and test $_shtab_picogpt_npos -eq 0' -ka "(_picogpt_model)" -d '124M, 355M, 774M, 1558M, distilgpt2 or owner/name'
 complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a verify -d 'Check a model'"'"'s files.'
 complete -c picogpt -n '_shtab_picogpt_using verify' -s h -l help -d 'show this help message and exit'
 complete -c picogpt -n '_shtab_picogpt_using verify' -l weights-dir -xka "(__fish_complete_directories)" -d 'the folder of the official models'
-complete -c picogpt -n '_shtab_picogpt_using verify; and test $_shtab_picogpt_npos -eq 0' -ka "(_picogpt_model)" -d 'a model'"'"'s name, or a folder'
+complete -c picogpt -n '_shtab_picogpt_using verify; and test $_shtab_picogpt_npos -eq 0' -ka "(_picogpt_model)" -d 'a model'"'"'s name, or a folder or file'
 complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a completion -d 'Let the shell complete commands, options, models and files.'
 complete -c picogpt -n '_shtab_picogpt_using completion' -s h -l help -d 'show this help message and exit'
 complete -c picogpt -n '_shtab_picogpt_using completion; and test $_shtab_picogpt_npos -eq 0' -ka "bash zsh fish" -d 'the shell'

@@ -12,7 +12,7 @@ _shtab_picogpt_commands() {
   local _commands=(
     attention:'Draw where each token of a text looks.'
     completion:'Let the shell complete commands, options, models and files.'
-    download:'Fetch an official model.'
+    download:'Fetch a model.'
     generate:'Continue a text with GPT-2.'
     lens:'Show what each layer would say next, after each token of a text.'
     models:'List the models: parameters, size, and whether and where they are here.'
@@ -26,9 +26,10 @@ _shtab_picogpt_commands() {
 
 _shtab_picogpt_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder]:MODEL:_picogpt_model"
+  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2, owner\/name of the Hub, or a folder or file]:MODEL:_picogpt_model"
   "--weights-dir[the folder of the official models]:DIR:_files -/"
-  "--adapter[merge a LoRA adapter of PEFT\'s into the model]:FOLDER:_files -/"
+  "--adapter[merge a LoRA adapter of PEFT\'s, or owner\/name of the Hub, into the model]:FOLDER:_files -/"
+  "--gelu[that of a nanoGPT checkpoint, which does not say\; tanh before mid-2023 (default\: erf)]:gelu:(tanh erf)"
   "--backend[array library (default\: numpy)]:backend:(numpy cupy jax)"
   "--allow-special[read \<\|endoftext\|\> as the special token, not as text]"
   "(- : *)--version[show program\'s version number and exit]"
@@ -58,9 +59,10 @@ _shtab_picogpt_defaults_added=0
 
 _shtab_picogpt_attention_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder]:MODEL:_picogpt_model"
+  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2, owner\/name of the Hub, or a folder or file]:MODEL:_picogpt_model"
   "--weights-dir[the folder of the official models]:DIR:_files -/"
-  "--adapter[merge a LoRA adapter of PEFT\'s into the model]:FOLDER:_files -/"
+  "--adapter[merge a LoRA adapter of PEFT\'s, or owner\/name of the Hub, into the model]:FOLDER:_files -/"
+  "--gelu[that of a nanoGPT checkpoint, which does not say\; tanh before mid-2023 (default\: erf)]:gelu:(tanh erf)"
   "--backend[array library (default\: numpy)]:backend:(numpy cupy jax)"
   "--allow-special[read \<\|endoftext\|\> as the special token, not as text]"
   {-o,--output}"[a .png, .svg, .pdf or .html]:FILE:_files"
@@ -84,7 +86,7 @@ _shtab_picogpt_download_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--weights-dir[the folder of the official models]:DIR:_files -/"
   "--source[where from (default\: openai, if it has the model)]:source:(openai huggingface)"
-  ":124M, 355M, 774M, 1558M, distilgpt2:_picogpt_model"
+  ":124M, 355M, 774M, 1558M, distilgpt2 or owner\/name:_picogpt_model"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -92,9 +94,10 @@ _shtab_picogpt_download_defaults_added=0
 
 _shtab_picogpt_generate_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder]:MODEL:_picogpt_model"
+  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2, owner\/name of the Hub, or a folder or file]:MODEL:_picogpt_model"
   "--weights-dir[the folder of the official models]:DIR:_files -/"
-  "--adapter[merge a LoRA adapter of PEFT\'s into the model]:FOLDER:_files -/"
+  "--adapter[merge a LoRA adapter of PEFT\'s, or owner\/name of the Hub, into the model]:FOLDER:_files -/"
+  "--gelu[that of a nanoGPT checkpoint, which does not say\; tanh before mid-2023 (default\: erf)]:gelu:(tanh erf)"
   "--backend[array library (default\: numpy)]:backend:(numpy cupy jax)"
   "--allow-special[read \<\|endoftext\|\> as the special token, not as text]"
   "(- : *)--version[show program\'s version number and exit]"
@@ -125,9 +128,10 @@ _shtab_picogpt_generate_defaults_added=0
 
 _shtab_picogpt_lens_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder]:MODEL:_picogpt_model"
+  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2, owner\/name of the Hub, or a folder or file]:MODEL:_picogpt_model"
   "--weights-dir[the folder of the official models]:DIR:_files -/"
-  "--adapter[merge a LoRA adapter of PEFT\'s into the model]:FOLDER:_files -/"
+  "--adapter[merge a LoRA adapter of PEFT\'s, or owner\/name of the Hub, into the model]:FOLDER:_files -/"
+  "--gelu[that of a nanoGPT checkpoint, which does not say\; tanh before mid-2023 (default\: erf)]:gelu:(tanh erf)"
   "--backend[array library (default\: numpy)]:backend:(numpy cupy jax)"
   "--allow-special[read \<\|endoftext\|\> as the special token, not as text]"
   {-o,--output}"[draw it instead\: a .png, .svg or .pdf]:FILE:_files"
@@ -147,9 +151,10 @@ _shtab_picogpt_models_defaults_added=0
 
 _shtab_picogpt_next_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder]:MODEL:_picogpt_model"
+  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2, owner\/name of the Hub, or a folder or file]:MODEL:_picogpt_model"
   "--weights-dir[the folder of the official models]:DIR:_files -/"
-  "--adapter[merge a LoRA adapter of PEFT\'s into the model]:FOLDER:_files -/"
+  "--adapter[merge a LoRA adapter of PEFT\'s, or owner\/name of the Hub, into the model]:FOLDER:_files -/"
+  "--gelu[that of a nanoGPT checkpoint, which does not say\; tanh before mid-2023 (default\: erf)]:gelu:(tanh erf)"
   "--backend[array library (default\: numpy)]:backend:(numpy cupy jax)"
   "--allow-special[read \<\|endoftext\|\> as the special token, not as text]"
   "--top[show the N likeliest (default\: 10)]:N:"
@@ -166,9 +171,10 @@ _shtab_picogpt_next_defaults_added=0
 
 _shtab_picogpt_score_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder]:MODEL:_picogpt_model"
+  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2, owner\/name of the Hub, or a folder or file]:MODEL:_picogpt_model"
   "--weights-dir[the folder of the official models]:DIR:_files -/"
-  "--adapter[merge a LoRA adapter of PEFT\'s into the model]:FOLDER:_files -/"
+  "--adapter[merge a LoRA adapter of PEFT\'s, or owner\/name of the Hub, into the model]:FOLDER:_files -/"
+  "--gelu[that of a nanoGPT checkpoint, which does not say\; tanh before mid-2023 (default\: erf)]:gelu:(tanh erf)"
   "--backend[array library (default\: numpy)]:backend:(numpy cupy jax)"
   "--stride[tokens between windows (default\: half of one)]:N:"
   "--no-start[put no end-of-text token in front]"
@@ -183,7 +189,7 @@ _shtab_picogpt_score_defaults_added=0
 
 _shtab_picogpt_tokens_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2 or a folder]:MODEL:_picogpt_model"
+  "--model[tales, 124M, 355M, 774M, 1558M, distilgpt2, owner\/name of the Hub, or a folder or file]:MODEL:_picogpt_model"
   "--weights-dir[the folder of the official models]:DIR:_files -/"
   "--allow-special[read \<\|endoftext\|\> as the special token, not as text]"
   "--count[print their number only]"
@@ -197,7 +203,7 @@ _shtab_picogpt_tokens_defaults_added=0
 _shtab_picogpt_verify_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--weights-dir[the folder of the official models]:DIR:_files -/"
-  ":a model\'s name, or a folder:_picogpt_model"
+  ":a model\'s name, or a folder or file:_picogpt_model"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -238,7 +244,7 @@ _shtab_picogpt() {
 
 # Custom Preamble
 _picogpt_model() {
-  _alternative "models:model:(tales 124M 355M 774M 1558M distilgpt2)" "folders:folder:_files -/"
+  _alternative "models:model:(tales 124M 355M 774M 1558M distilgpt2)" "files:file:_files"
 }
 # End Custom Preamble
 
