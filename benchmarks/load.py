@@ -99,7 +99,7 @@ def write_checkpoint(folder, setup):
     """Writes a folder in the release's layout, if TensorFlow is there. -> whether it is."""
     folder.mkdir()
     names = loader.parameter_tree(setup.hparams, lambda name, _: name)
-    leaves = loader._leaves(names, setup.params)
+    leaves = loader.leaves(names, setup.params)
     tensors = {name: x[None] if name.endswith("/w") else x for _, name, x in leaves}
     np.savez(folder / "tensors.npz", **tensors)
     has_written = can_run("a TensorFlow checkpoint", "-c", WRITE, folder)

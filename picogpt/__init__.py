@@ -27,9 +27,10 @@ from .backend import new_cache, to_backend
 from .encoder import Encoder
 from .errors import PicogptError
 from .generation import generate, generate_batch, next_tokens, stream
-from .loader import load, save
+from .loader import load
 from .model import gpt2
 from .pictures import AttentionView, attention_plot, attention_view, lens_plot
+from .saving import save
 from .scoring import Score, lm_loss, score, token_logprobs
 from .tracing import Trace, logit_lens, trace
 

@@ -25,6 +25,7 @@ VERBS = {
     "models": (models.models_parser, models.run_models),
     "download": (models.download_parser, models.run_download),
     "verify": (models.verify_parser, models.run_verify),
+    "convert": (models.convert_parser, models.run_convert),
     "completion": (completion.completion_parser, completion.run_completion),
 }
 

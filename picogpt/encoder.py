@@ -111,6 +111,7 @@ class Encoder:
         encoder: token to id; a token is written in the characters that stand for its bytes.
         decoder: id to token.
         n_vocab: number of tokens; ids run from 0 to n_vocab - 1.
+        merges: the pairs to join, "left right" each, the first learnt first.
         end_of_text: id of `<|endoftext|>`, or None where the vocabulary lacks it.
 
     >>> from picogpt import Encoder
@@ -139,9 +140,9 @@ class Encoder:
         self.decoder = dict(zip(encoder.values(), encoder, strict=True))
         self.n_vocab = len(encoder)
         self.end_of_text = encoder.get(END_OF_TEXT)
-        merges = list(merges)
-        self._ranks = dict(zip(merges, count()))
-        if len(self._ranks) < len(merges):
+        self.merges = list(merges)
+        self._ranks = dict(zip(self.merges, count()))
+        if len(self._ranks) < len(self.merges):
             raise PicogptError("a merge comes twice; expected each once")
         self._check()
         # Special tokens by their text: those that no merge makes. The longest comes first.
@@ -454,9 +455,10 @@ class CharacterEncoder(Encoder):
         if sorted(map(repr, characters.values())) != sorted(map(repr, range(len(characters)))):
             raise PicogptError("ids are not 0, 1, 2 and so on, once each")
         self._characters = characters
-        self.encoder = {_in_characters(c): i for c, i in characters.items()}
+        self.encoder = {in_characters(c): i for c, i in characters.items()}
         self.decoder = {i: token for token, i in self.encoder.items()}
         self.n_vocab = len(characters)
+        self.merges = []
         self.end_of_text = None
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
@@ -485,7 +487,7 @@ class CharacterEncoder(Encoder):
         (folder / CHARACTERS_FILE).write_bytes(pickle.dumps(meta, protocol=4))
 
 
-def _in_characters(text: str) -> str:
+def in_characters(text: str) -> str:
     """A text in the characters that stand for its bytes."""
     return "".join(BYTE_TO_CHARACTER[byte] for byte in text.encode("utf-8", "replace"))
 
@@ -529,6 +531,6 @@ def _read_tokenizer(path: Path) -> tuple[dict[str, int], list[str]]:
 def _add_tokens(encoder: dict[str, int], added: dict[str, int], path: Path) -> None:
     """Adds tokens given as text, such as special ones, in the characters that stand for bytes."""
     for text, token in added.items():
-        token_text = text if text in encoder else _in_characters(text)
+        token_text = text if text in encoder else in_characters(text)
         if (other := encoder.setdefault(token_text, token)) != token:
             raise PicogptError(f"{path}: {text!r:.40} has the ids {other} and {token}")

@@ -18,7 +18,14 @@ import numpy as np
 
 from . import download
 from .adapter import ADAPTER_FILES, BODY, ENDS, HEAD
-from .encoder import CHARACTERS_FILE, GPT2_N_VOCAB, VOCABULARY_FILES, CharacterEncoder, Encoder
+from .encoder import (
+    CHARACTERS_FILE,
+    GPT2_N_VOCAB,
+    VOCABULARY_FILES,
+    CharacterEncoder,
+    Encoder,
+    in_characters,
+)
 from .errors import PicogptError, find_files, read_json
 from .formats import pytorch, tensorflow
 from .formats.files import find_format, list_tensors
@@ -65,7 +72,7 @@ GGUF_NAMES = {  # of modules, here and there
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
 }
-UNUSED = 5  # the type of a token that GGUF has for padding alone
+UNUSED, AS_TEXT = 5, (3, 4)  # types of tokens in GGUF: padding; not in the characters for bytes
 EXACT = ("gelu", "gelu_python")  # names of the exact gelu
 # What config.json may say, first what it means to leave it out. Three more names of the same gelu
 # are allowed. `reorder_and_upcast_attn` is not listed, since it changes nothing in float32.
@@ -342,12 +349,19 @@ def _read_gguf_encoder(path: Path, metadata: dict[str, Any]) -> Encoder:
     if not isinstance(tokens, list) or not isinstance(merges, list):
         raise PicogptError(f"{path}: lacks its vocabulary, tokenizer.ggml.tokens and merges")
     types = metadata.get("tokenizer.ggml.token_type")
+    kinds = types.tolist() if isinstance(types, np.ndarray) else []
+    kinds = kinds if len(kinds) == len(tokens) else [0] * len(tokens)
     n_tokens = len(tokens)
-    if isinstance(types, np.ndarray) and len(types) == n_tokens:
-        while n_tokens and types[n_tokens - 1] == UNUSED:
-            n_tokens -= 1
+    while n_tokens and kinds[n_tokens - 1] == UNUSED:
+        n_tokens -= 1
     try:
-        encoder = {token: i for i, token in enumerate(tokens[:n_tokens])}
+        texts = (
+            in_characters(token) if kind in AS_TEXT else token
+            for token, kind in zip(tokens[:n_tokens], kinds, strict=False)
+        )
+        encoder = {token: i for i, token in enumerate(texts)}
+        if len(encoder) < n_tokens:
+            raise PicogptError("a token comes twice; expected each once")
         return Encoder(encoder, merges)
     except PicogptError as error:
         raise PicogptError(f"{path}: tokenizer.ggml.tokens: {error}") from None

@@ -1,4 +1,4 @@
-"""How a checkpoint becomes the parameter tree, and how a parameter tree is saved.
+"""How a checkpoint becomes the parameter tree.
 
 `params` is a nested dict whose keys are the arguments of the functions in `model.py`. All arrays
 are float32:
@@ -23,35 +23,24 @@ and so on, and give the `w` a leading axis of length 1; transformers' GPT2LMHead
 them transformer.wte.weight, transformer.h.0.attn.c_attn.weight and so on.
 """
 
-import json
 import math
 import re
-import shutil
 from collections.abc import Iterator
-from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import download
-from .adapter import BODY, HEAD, merge_adapter
+from .adapter import merge_adapter
 from .catalog import find_adapter, find_model
-from .encoder import SAVED_FILES, Encoder
+from .encoder import Encoder
 from .errors import MAX_TOLD, PicogptError
 from .formats.tensors import read_tensors
 from .layouts import (
-    EPS,
-    EXACT,
-    HPARAMS,
-    LAYER_NORMS,
     MAX_PADDING,
-    SETTINGS,
     Source,
-    check_hparams,
-    hugging_face_name,
     open_model,
-    parameter_tree,
 )
 
 GELUS = ("tanh", "erf")
@@ -144,7 +133,7 @@ def verify(folder: Path, *, is_official: bool = False) -> str:
                 download.check(folder / name)
     source = open_model(folder)
     _, _, params = load(folder)
-    arrays = list(_leaves(params, params))
+    arrays = list(leaves(params, params))
     for path, _, array in arrays:
         if not np.isfinite(array).all():
             raise PicogptError(f"{folder}: {path} holds nan or infinity; fetch it again")
@@ -160,91 +149,7 @@ def measure(path: Path) -> tuple[int, int]:
     return sum(sizes), sum(file.stat().st_size for file in files if file.is_file())
 
 
-def save(
-    folder: str | Path, encoder: Encoder, hparams: dict[str, int], params: dict[str, Any]
-) -> None:
-    """Writes a model in Hugging Face's layout, for `load` and for transformers.
-
-    Args:
-        folder: where to; must not exist yet, or be empty. It is a model only when all is written.
-        encoder, hparams, params: as `load` returns them.
-
-    Raises:
-        PicogptError: the folder holds something, the three do not fit each other, or safetensors
-            is not installed.
-        OSError: a file cannot be written.
-
-    >>> from picogpt import load, save
-    >>> encoder, hparams, params = load("tales")
-    >>> shallow = params | {"blocks": params["blocks"][:3]}
-    >>> save("half-of-tales", encoder, hparams | {"n_layer": 3}, shallow)
-    >>> load("half-of-tales").hparams["n_layer"]
-    3
-    """
-    try:
-        from safetensors.numpy import save_file
-    except ImportError:
-        raise PicogptError('safetensors: is not installed; run "pip install safetensors"') from None
-    folder = Path(folder).resolve()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise PicogptError(f"{folder}: holds something already; choose a new folder")
-    whole = {n: int(x) if isinstance(x, Integral) else x for n, x in hparams.items()}
-    hparams = check_hparams(whole, {name: name for name in HPARAMS}, "hparams")
-    if encoder.n_vocab != hparams["n_vocab"]:
-        found = f"encoder: has {encoder.n_vocab} tokens"
-        raise PicogptError(f"{found}; hparams have {hparams['n_vocab']}")
-    params = {name: value for name, value in params.items() if value is not None}
-    try:
-        n_inner = np.shape(params["blocks"][0]["mlp"]["c_fc"]["b"])[-1]
-    except (IndexError, KeyError, TypeError):
-        n_inner = None  # what is wrong is told below
-    has_head = "lm_head" in params
-    names = parameter_tree(hparams, lambda name, shape: (name, shape), n_inner, has_head)
-    tensors = {}
-    for path, (name, shape), value in _leaves(names, params):
-        tensor = np.asarray(value)
-        if tensor.shape != shape or tensor.dtype.kind != "f":
-            found = f"is {tensor.dtype} {tensor.shape}"
-            raise PicogptError(f"{path}: {found}; expected floating-point {shape} by hparams")
-        name = hugging_face_name(name)
-        name = name if name == HEAD else BODY + name
-        tensors[name] = np.ascontiguousarray(tensor, np.float32)
-    norms = [params["ln_f"], *(block[name] for block in params["blocks"] for name in LAYER_NORMS)]
-    if len(all_eps := {float(norm.get("eps", EPS)) for norm in norms}) > 1:
-        raise PicogptError(f"params: have the eps {sorted(all_eps)}; Hugging Face's layout has one")
-    has_erf = {"erf" in block["mlp"] for block in params["blocks"]}
-    if len(has_erf) > 1:
-        raise PicogptError("params: have erf in some blocks only; expected one gelu")
-    config = {
-        "architectures": ["GPT2LMHeadModel"],
-        **{name: allowed[0] for name, allowed in SETTINGS.items() if allowed[0] is not None},
-        **({"activation_function": EXACT[0]} if True in has_erf else {}),
-        **{theirs: hparams[name] for name, theirs in HPARAMS.items()},
-        "n_inner": n_inner,
-        "layer_norm_epsilon": all_eps.pop(),
-        "tie_word_embeddings": not has_head,
-        "bos_token_id": encoder.end_of_text,
-        "eos_token_id": encoder.end_of_text,
-        "dtype": "float32",
-    }
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        encoder.save(folder)
-        part = folder / "config.json.part"
-        part.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        shutil.copymode(part, folder / "model.safetensors")  # which was made for its owner only
-        part.replace(folder / "config.json")
-    except BaseException:
-        for name in ("model.safetensors", "config.json.part", *SAVED_FILES):
-            (folder / name).unlink(missing_ok=True)
-        if is_new:
-            folder.rmdir()
-        raise
-
-
-def _leaves(names: Any, params: Any, path: str = "params") -> Iterator[tuple[str, Any, Any]]:
+def leaves(names: Any, params: Any, path: str = "params") -> Iterator[tuple[str, Any, Any]]:
     """Yields (path, name, array) for each leaf of two trees that must have the same form."""
     if isinstance(names, dict):
         found = set(params) if isinstance(params, dict) else {type(params).__name__}
@@ -254,12 +159,12 @@ def _leaves(names: Any, params: Any, path: str = "params") -> Iterator[tuple[str
             raise PicogptError(f"{path}: holds {holds}; expected {wanted}")
         for key, name in names.items():
             if key not in UNNAMED:
-                yield from _leaves(name, params[key], f"{path}/{key}")
+                yield from leaves(name, params[key], f"{path}/{key}")
     elif isinstance(names, list):
         if len(params) != len(names):
             raise PicogptError(f"{path}: has {len(params)} layers; expected {len(names)}")
         for i, name in enumerate(names):
-            yield from _leaves(name, params[i], f"{path}/{i}")
+            yield from leaves(name, params[i], f"{path}/{i}")
     else:
         yield path, names, params
 

@@ -20,6 +20,7 @@ LAYERS += [
     "catalog",
     "layouts",
     "loader",
+    "saving",
     "lookahead",
     "generation",
     "scoring",

@@ -9,7 +9,7 @@ import pytest
 from conftest import DATA
 
 import picogpt
-from picogpt import Encoder, PicogptError, gpt2, layouts, load, loader, save
+from picogpt import PicogptError, gpt2, layouts, load, loader
 from picogpt.catalog import default_model, find_model, weights_folder
 from picogpt.download import FILES
 from picogpt.loader import measure, verify
@@ -478,134 +478,6 @@ def test_safetensors_with_a_vocabulary_of_openais_names_and_the_reverse(model_fo
         (folder / "encoder.json").rename(folder / "vocab.json")
         (folder / "vocab.bpe").rename(folder / "merges.txt")
         assert load(folder).encoder.n_vocab == 300
-
-
-@pytest.mark.parametrize("name", ["transformers", "untied", "eps", "narrow"])
-def test_what_save_writes_is_loaded_again(model_folder, tmp_path, name):
-    model = load(model_folder(name))
-    folder = tmp_path / "some" / "where"
-    save(folder, *model)
-    assert sorted(path.name for path in folder.iterdir()) == (
-        ["config.json", "merges.txt", "model.safetensors", "vocab.json"]
-    )
-    assert list(folder.parent.iterdir()) == [folder]
-    encoder, hparams, params = load(folder)
-    assert encoder.encoder == model.encoder.encoder
-    assert hparams == model.hparams
-    wanted = dict(leaves(model.params))
-    assert dict(leaves(params)).keys() == wanted.keys()
-    for path, value in leaves(params):
-        assert np.array_equal(value, wanted[path])
-
-
-def test_save_writes_added_tokens_apart(model_folder, tmp_path):
-    folder = model_folder("transformers")
-    path = folder / "encoder.json"
-    tokens = list(json.loads(path.read_text(encoding="utf-8")))
-    path.write_text(json.dumps({t: i for i, t in enumerate(tokens[:298])}), encoding="utf-8")
-    merges = folder / "vocab.bpe"
-    lines = merges.read_text(encoding="utf-8").splitlines()[:-1]
-    merges.write_text("\n".join(lines), encoding="utf-8")
-    added = {"[PAD]": 298, "<|a b|>": 299}
-    (folder / "added_tokens.json").write_text(json.dumps(added), encoding="utf-8")
-    model = load(folder)
-    assert model.encoder.decode([299, 298]) == "<|a b|>[PAD]"
-    save(tmp_path / "saved", *model)
-    assert json.loads((tmp_path / "saved" / "added_tokens.json").read_text("utf-8")) == added
-    assert load(tmp_path / "saved").encoder.encoder == model.encoder.encoder
-
-
-def test_save_refuses_what_does_not_fit(model_folder, tmp_path):
-    encoder, hparams, params = load(model_folder())
-    folder = tmp_path / "saved"
-
-    def check(message, encoder=encoder, hparams=hparams, params=params):
-        with pytest.raises(PicogptError) as error:
-            save(folder, encoder, hparams, params)
-        assert str(error.value) == message
-        assert sorted(tmp_path.iterdir()) == [tmp_path / "plain"]
-
-    check("encoder: has 300 tokens; hparams have 299", hparams=hparams | {"n_vocab": 299})
-    check("params/blocks: has 2 layers; expected 1", hparams=hparams | {"n_layer": 1})
-    other = params | {"wpe": params["wpe"][:8]}
-    wanted = "expected floating-point (32, 16) by hparams"
-    check(f"params/wpe: is float32 (8, 16); {wanted}", params=other)
-    other = params | {"wpe": params["wpe"].astype(np.int64)}
-    check(f"params/wpe: is int64 (32, 16); {wanted}", params=other)
-    other = params | {"ln_f": {"g": params["ln_f"]["g"]}}
-    check("params/ln_f: holds g; expected g, b", params=other)
-    other = params | {"blocks": []}
-    check("params/blocks: has 0 layers; expected 2", params=other)
-    other = params | {"blocks": [{}, {}]}
-    what = "holds nothing; expected ln_1, attn, ln_2, mlp"
-    check(f"params/blocks/0: {what}", params=other)
-    one, two = (
-        {**block, "ln_1": {**block["ln_1"], "eps": eps}}
-        for block, eps in zip(params["blocks"], (1e-5, 0.1), strict=True)
-    )
-    other = params | {"blocks": [one, two]}
-    what = "have the eps [1e-05, 0.1]; Hugging Face's layout has one"
-    check(f"params: {what}", params=other)
-    check("hparams: n_head=5 does not divide n_embd=16", hparams=hparams | {"n_head": 5})
-    check(
-        "hparams: n_ctx is None; expected a positive integer",
-        hparams={name: value for name, value in hparams.items() if name != "n_ctx"},
-    )
-    folder = tmp_path / "plain"
-    check(f"{folder}: holds something already; choose a new folder")
-
-
-def test_save_takes_other_numbers_and_folders(model_folder, tmp_path, monkeypatch):
-    encoder, hparams, params = load(model_folder())
-    hparams = {name: np.int64(value) for name, value in hparams.items()}
-    other = {**params, "lm_head": None, "wpe": np.asfortranarray(params["wpe"].astype(np.float64))}
-    empty = tmp_path / "empty"
-    empty.mkdir(mode=0o700)
-    (tmp_path / "link").symlink_to(empty)
-    save(tmp_path / "link", encoder, hparams, other)
-    assert (load(empty).params["wpe"] == params["wpe"]).all()
-    assert empty.stat().st_mode & 0o777 == 0o700
-    modes = {path.stat().st_mode for path in empty.iterdir()}
-    assert len(modes) == 1
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    save(".", encoder, hparams, params)
-    assert load(".").hparams["n_layer"] == 2
-    assert Path.cwd() == here
-
-
-def test_added_tokens_keep_their_ids_wherever_they_are(model_folder, tmp_path):
-    """transformers gives added tokens the ids behind the vocabulary's."""
-    encoder, hparams, params = load(model_folder())
-    tokens = ["<pad>", *list(encoder.encoder)[:298], "<sep>"]
-    other = Encoder({token: i for i, token in enumerate(tokens)}, list(encoder._ranks)[:-1])
-    save(tmp_path / "saved", other, hparams, params)
-    vocabulary = json.loads((tmp_path / "saved" / "vocab.json").read_text(encoding="utf-8"))
-    assert vocabulary == {token: i for i, token in enumerate(tokens[:-1])}
-    added = json.loads((tmp_path / "saved" / "added_tokens.json").read_text(encoding="utf-8"))
-    assert added == {"<sep>": 299}
-    assert load(tmp_path / "saved").encoder.encoder == other.encoder
-
-
-def test_save_without_safetensors(model_folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(PicogptError) as error:
-        save(tmp_path / "saved", *load(model_folder()))
-    message = 'is not installed; run "pip install safetensors"'
-    assert str(error.value) == f"safetensors: {message}"
-
-
-def test_a_save_that_fails_leaves_nothing(model_folder, tmp_path, monkeypatch):
-    model = load(model_folder())
-
-    def fail(self, folder):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Encoder, "save", fail)
-    with pytest.raises(OSError, match="No space"):
-        save(tmp_path / "saved", *model)
-    assert sorted(tmp_path.iterdir()) == [tmp_path / "plain"]
 
 
 def test_verify_says_what_it_checked(model_folder):

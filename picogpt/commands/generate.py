@@ -50,8 +50,9 @@ other commands (picogpt COMMAND --help):
   attention TEXT        draw where each token looks
   score FILE            tell how well the model foresees a text
   models                list the models, and whether and where they are here
-  download MODEL        fetch an official model
+  download MODEL        fetch a model
   verify MODEL          check a model's files
+  convert MODEL PATH    write a model in another format
   completion SHELL      let the shell complete all this: bash, zsh or fish
 """
 AUTO_LOOKAHEAD = 31  # tokens; how many of them are guessed is decided by how it goes

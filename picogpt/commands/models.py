@@ -8,7 +8,8 @@ from ..catalog import BUNDLED, HUB, HUB_NAMES, find_model, list_cached, weights_
 from ..download import FILES, OFFICIAL, fetch, fetch_from_hub, is_complete
 from ..errors import PicogptError, one_line
 from ..loader import load, measure, verify
-from .terminal import add_weights_dir, make_parser
+from ..saving import DTYPES, PACKAGES, save
+from .terminal import add_changes, add_weights_dir, make_parser
 
 DOWNLOAD_HELP = """\
 MODEL is 124M, 355M, 774M or 1558M (0.5, 1.4, 3.1 or 6.2 GB), or distilgpt2 (0.3 GB), which only
@@ -22,6 +23,16 @@ environment:
   PICOGPT_OFFLINE=1     never connect
   HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE and so on are those of the package huggingface_hub
   HTTPS_PROXY, REQUESTS_CA_BUNDLE and so on are those of the package requests
+"""
+CONVERT_HELP = """\
+Reads MODEL as all commands do, whatever its format, and writes it anew: in Hugging Face's layout
+(config.json, model.safetensors and the vocabulary), which transformers reads, or as a GGUF, which
+llama.cpp runs. It needs the package safetensors or gguf. A GGUF cannot hold the exact gelu, nor a
+vocabulary of single characters. Nothing that exists is written to.
+
+examples:
+  picogpt convert ckpt.pt my-folder
+  picogpt convert 124M gpt2.gguf --dtype float16
 """
 VERIFY_HELP = """\
 Reads all of a model's files: its vocabulary, its tensors' names and shapes, their checksums where
@@ -90,6 +101,31 @@ def run_download(args: argparse.Namespace) -> None:
                 f"{model}: is a folder; what can be fetched is {names}, and owner/name of the Hub"
             )
     print(folder)
+
+
+def convert_parser() -> argparse.ArgumentParser:
+    description = "Write a model in another format."
+    parser = make_parser("convert", "MODEL PATH", description, CONVERT_HELP)
+    parser.add_argument("model", metavar="MODEL", help="a model's name, or a folder or file")
+    parser.add_argument("path", metavar="PATH", help="a new folder, or a new file *.gguf")
+    parser.add_argument(
+        "--to", choices=PACKAGES, help="the format (default: by the end of PATH, else safetensors)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=DTYPES[0],
+        help="of the numbers (default: float32); float16 halves the size",
+    )
+    add_weights_dir(parser)
+    add_changes(parser)
+    return parser
+
+
+def run_convert(args: argparse.Namespace) -> None:
+    options = {"weights_dir": args.weights_dir, "adapter": args.adapter, "gelu": args.gelu}
+    encoder, hparams, params = load(args.model, **options)
+    save(args.path, encoder, hparams, params, format=args.to, dtype=args.dtype)
 
 
 def verify_parser() -> argparse.ArgumentParser:

@@ -68,6 +68,21 @@ def add_weights_dir(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--weights-dir", metavar="DIR", help="the folder of the official models")
 
 
+def add_changes(parser: argparse._ActionsContainer) -> None:
+    """Adds what makes another model of the same files."""
+    parser.add_argument(
+        "--adapter",
+        metavar="FOLDER",
+        help="merge a LoRA adapter of PEFT's, or owner/name of the Hub, into the model",
+    )
+    parser.add_argument(
+        "--gelu",
+        choices=GELUS,
+        help="that of a nanoGPT checkpoint, which does not say; tanh before mid-2023 "
+        "(default: erf)",
+    )
+
+
 def model_parser(
     verb: str, operand: str, description: str, help_: str, *, runs: bool = True
 ) -> argparse.ArgumentParser:
@@ -81,17 +96,7 @@ def model_parser(
     )
     add_weights_dir(group)
     if runs:
-        group.add_argument(
-            "--adapter",
-            metavar="FOLDER",
-            help="merge a LoRA adapter of PEFT's, or owner/name of the Hub, into the model",
-        )
-        group.add_argument(
-            "--gelu",
-            choices=GELUS,
-            help="that of a nanoGPT checkpoint, which does not say; tanh before mid-2023 "
-            "(default: erf)",
-        )
+        add_changes(group)
         group.add_argument(
             "--backend", choices=BACKENDS, default="numpy", help="array library (default: numpy)"
         )

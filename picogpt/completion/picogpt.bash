@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/picogpt
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_picogpt_subparsers=(generate tokens next lens attention score models download verify completion)
+_shtab_picogpt_subparsers=(generate tokens next lens attention score models download verify convert completion)
 
 _shtab_picogpt_generate_option_strings=(-h --help --model --weights-dir --adapter --gelu --backend --allow-special --version --echo --show-probs --json --n-tokens --stop --no-stop --overflow --lookahead --temperature --top-k --top-p --repetition-penalty --seed --n-samples --prompts -o --output --resume --batch-size --logprobs)
 _shtab_picogpt_tokens_option_strings=(-h --help --model --weights-dir --allow-special --count --json)
@@ -16,6 +16,7 @@ _shtab_picogpt_score_option_strings=(-h --help --model --weights-dir --adapter -
 _shtab_picogpt_models_option_strings=(-h --help --weights-dir)
 _shtab_picogpt_download_option_strings=(-h --help --weights-dir --source)
 _shtab_picogpt_verify_option_strings=(-h --help --weights-dir)
+_shtab_picogpt_convert_option_strings=(-h --help --to --dtype --weights-dir --adapter --gelu)
 _shtab_picogpt_completion_option_strings=(-h --help)
 _shtab_picogpt_option_strings=(-h --help --model --weights-dir --adapter --gelu --backend --allow-special --version --echo --show-probs --json --n-tokens --stop --no-stop --overflow --lookahead --temperature --top-k --top-p --repetition-penalty --seed --n-samples --prompts -o --output --resume --batch-size --logprobs)
 
@@ -49,6 +50,9 @@ _shtab_picogpt_download_pos_0_COMPGEN=_picogpt_model
 _shtab_picogpt_download___weights_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_picogpt_verify_pos_0_COMPGEN=_picogpt_model
 _shtab_picogpt_verify___weights_dir_COMPGEN=_shtab_compgen_dirs
+_shtab_picogpt_convert_pos_0_COMPGEN=_picogpt_model
+_shtab_picogpt_convert___weights_dir_COMPGEN=_shtab_compgen_dirs
+_shtab_picogpt_convert___adapter_COMPGEN=_shtab_compgen_dirs
 _shtab_picogpt___model_COMPGEN=_picogpt_model
 _shtab_picogpt___weights_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_picogpt___adapter_COMPGEN=_shtab_compgen_dirs
@@ -68,8 +72,11 @@ _shtab_picogpt_attention___backend_choices=(numpy cupy jax)
 _shtab_picogpt_score___gelu_choices=(tanh erf)
 _shtab_picogpt_score___backend_choices=(numpy cupy jax)
 _shtab_picogpt_download___source_choices=(openai huggingface)
+_shtab_picogpt_convert___to_choices=(safetensors gguf)
+_shtab_picogpt_convert___dtype_choices=(float32 float16)
+_shtab_picogpt_convert___gelu_choices=(tanh erf)
 _shtab_picogpt_completion_pos_0_choices=(bash zsh fish)
-_shtab_picogpt_pos_0_choices=(generate tokens next lens attention score models download verify completion)
+_shtab_picogpt_pos_0_choices=(generate tokens next lens attention score models download verify convert completion)
 _shtab_picogpt___gelu_choices=(tanh erf)
 _shtab_picogpt___backend_choices=(numpy cupy jax)
 _shtab_picogpt___overflow_choices=(error slide)
@@ -111,6 +118,8 @@ _shtab_picogpt_download__h_nargs=0
 _shtab_picogpt_download___help_nargs=0
 _shtab_picogpt_verify__h_nargs=0
 _shtab_picogpt_verify___help_nargs=0
+_shtab_picogpt_convert__h_nargs=0
+_shtab_picogpt_convert___help_nargs=0
 _shtab_picogpt_completion__h_nargs=0
 _shtab_picogpt_completion___help_nargs=0
 _shtab_picogpt_pos_0_nargs=A...

@@ -56,8 +56,8 @@ function _shtab_picogpt_using
   test "$_shtab_picogpt_cmdpath" = "$argv"
 end
 
-set -g _shtab_picogpt_commands generate tokens next lens attention score models download verify completion
-set -g _shtab_picogpt_opts_with_value --adapter --backend --batch-size --gelu --head --layer --logprobs --lookahead --model --n-samples --n-tokens --output --overflow --prompts --repetition-penalty --seed --source --stop --stride --temperature --top --top-k --top-p --weights-dir -o
+set -g _shtab_picogpt_commands generate tokens next lens attention score models download verify convert completion
+set -g _shtab_picogpt_opts_with_value --adapter --backend --batch-size --dtype --gelu --head --layer --logprobs --lookahead --model --n-samples --n-tokens --output --overflow --prompts --repetition-penalty --seed --source --stop --stride --temperature --to --top --top-k --top-p --weights-dir -o
 
 complete -c picogpt -e
 complete -c picogpt -f
@@ -183,6 +183,14 @@ complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 
 complete -c picogpt -n '_shtab_picogpt_using verify' -s h -l help -d 'show this help message and exit'
 complete -c picogpt -n '_shtab_picogpt_using verify' -l weights-dir -xka "(__fish_complete_directories)" -d 'the folder of the official models'
 complete -c picogpt -n '_shtab_picogpt_using verify; and test $_shtab_picogpt_npos -eq 0' -ka "(_picogpt_model)" -d 'a model'"'"'s name, or a folder or file'
+complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a convert -d 'Write a model in another format.'
+complete -c picogpt -n '_shtab_picogpt_using convert' -s h -l help -d 'show this help message and exit'
+complete -c picogpt -n '_shtab_picogpt_using convert' -l to -xka "safetensors gguf" -d 'the format (default: by the end of PATH, else safetensors)'
+complete -c picogpt -n '_shtab_picogpt_using convert' -l dtype -xka "float32 float16" -d 'of the numbers (default: float32); float16 halves the size'
+complete -c picogpt -n '_shtab_picogpt_using convert' -l weights-dir -xka "(__fish_complete_directories)" -d 'the folder of the official models'
+complete -c picogpt -n '_shtab_picogpt_using convert' -l adapter -xka "(__fish_complete_directories)" -d 'merge a LoRA adapter of PEFT'"'"'s, or owner/name of the Hub, into the model'
+complete -c picogpt -n '_shtab_picogpt_using convert' -l gelu -xka "tanh erf" -d 'that of a nanoGPT checkpoint, which does not say; tanh before mid-2023 (default: erf)'
+complete -c picogpt -n '_shtab_picogpt_using convert; and test $_shtab_picogpt_npos -eq 0' -ka "(_picogpt_model)" -d 'a model'"'"'s name, or a folder or file'
 complete -c picogpt -n '_shtab_picogpt_using; and test $_shtab_picogpt_npos -eq 0' -a completion -d 'Let the shell complete commands, options, models and files.'
 complete -c picogpt -n '_shtab_picogpt_using completion' -s h -l help -d 'show this help message and exit'
 complete -c picogpt -n '_shtab_picogpt_using completion; and test $_shtab_picogpt_npos -eq 0' -ka "bash zsh fish" -d 'the shell'

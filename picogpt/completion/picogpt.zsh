@@ -12,6 +12,7 @@ _shtab_picogpt_commands() {
   local _commands=(
     attention:'Draw where each token of a text looks.'
     completion:'Let the shell complete commands, options, models and files.'
+    convert:'Write a model in another format.'
     download:'Fetch a model.'
     generate:'Continue a text with GPT-2.'
     lens:'Show what each layer would say next, after each token of a text.'
@@ -81,6 +82,20 @@ _shtab_picogpt_completion_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_picogpt_completion_defaults_added=0
+
+_shtab_picogpt_convert_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--to[the format (default\: by the end of PATH, else safetensors)]:to:(safetensors gguf)"
+  "--dtype[of the numbers (default\: float32)\; float16 halves the size]:dtype:(float32 float16)"
+  "--weights-dir[the folder of the official models]:DIR:_files -/"
+  "--adapter[merge a LoRA adapter of PEFT\'s, or owner\/name of the Hub, into the model]:FOLDER:_files -/"
+  "--gelu[that of a nanoGPT checkpoint, which does not say\; tanh before mid-2023 (default\: erf)]:gelu:(tanh erf)"
+  ":a model\'s name, or a folder or file:_picogpt_model"
+  ":a new folder, or a new file \*.gguf:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_picogpt_convert_defaults_added=0
 
 _shtab_picogpt_download_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -230,6 +245,7 @@ _shtab_picogpt() {
       case $line[1] in
         attention) _arguments -C -s $_shtab_picogpt_attention_options ;;
         completion) _arguments -C -s $_shtab_picogpt_completion_options ;;
+        convert) _arguments -C -s $_shtab_picogpt_convert_options ;;
         download) _arguments -C -s $_shtab_picogpt_download_options ;;
         generate) _arguments -C -s $_shtab_picogpt_generate_options ;;
         lens) _arguments -C -s $_shtab_picogpt_lens_options ;;
