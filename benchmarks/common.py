@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import picogpt
-from picogpt import loader
+from picogpt import layouts
 
 HPARAMS = {"n_vocab": 50257, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12}  # 124M's
 PACKAGES = ("numpy", "transformers", "torch", "ctranslate2", "tiktoken", "tokenizers")
@@ -46,7 +46,7 @@ def random_params(hparams):
         values = rng.standard_normal(shape, np.float32) * np.float32(scale)
         return values + np.float32(1) if name.endswith("g") else values
 
-    return loader.parameter_tree(hparams, leaf)
+    return layouts.parameter_tree(hparams, leaf)
 
 
 def installed(makers, *arguments):

@@ -17,7 +17,7 @@ import numpy as np
 from common import installed, timed
 from generate import convert
 
-from picogpt import load, loader
+from picogpt import layouts, load, loader
 from picogpt.formats import safetensors, tensorflow
 from picogpt.formats.tensors import read_tensors
 
@@ -98,7 +98,7 @@ def continue_text(model, n_tokens):
 def write_checkpoint(folder, setup):
     """Writes a folder in the release's layout, if TensorFlow is there. -> whether it is."""
     folder.mkdir()
-    names = loader.parameter_tree(setup.hparams, lambda name, _: name)
+    names = layouts.parameter_tree(setup.hparams, lambda name, _: name)
     leaves = loader.leaves(names, setup.params)
     tensors = {name: x[None] if name.endswith("/w") else x for _, name, x in leaves}
     np.savez(folder / "tensors.npz", **tensors)

@@ -14,8 +14,8 @@ from picogpt import (
     generate_batch,
     generation,
     gpt2,
+    layouts,
     load,
-    loader,
     new_cache,
     next_tokens,
     stream,
@@ -423,7 +423,7 @@ def load_plain():
     """The weights of the fixture `params`, in a form that Hypothesis can use again."""
     tensors = dict(np.load(DATA / "expected.npz"))
     hparams = {"n_vocab": 300, "n_ctx": 32, "n_embd": 16, "n_head": 4, "n_layer": 2}
-    return loader.parameter_tree(hparams, lambda name, shape: tensors[name].reshape(shape))
+    return layouts.parameter_tree(hparams, lambda name, shape: tensors[name].reshape(shape))
 
 
 def test_the_cache_has_room_for_what_is_needed_and_no_more(params, monkeypatch):

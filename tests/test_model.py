@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picogpt import load, loader, model, new_cache
+from picogpt import layouts, load, model, new_cache
 from picogpt.model import attention, gelu, gpt2, layer_norm, linear, softmax
 
 SOURCE = model.__spec__.loader.get_source("picogpt.model")
@@ -46,7 +46,7 @@ def random_model(rng):
         "has_head": bool(rng.integers(2)),
         "eps": float(rng.choice([1e-5, 0.1])),
     }
-    return loader.parameter_tree(hparams, leaf, **options), n_head
+    return layouts.parameter_tree(hparams, leaf, **options), n_head
 
 
 def float64(tree):

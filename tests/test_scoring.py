@@ -105,11 +105,11 @@ def plain_params():
     """The weights of the fixture `params`, in a form that Hypothesis can use again."""
     from conftest import DATA
 
-    from picogpt import loader
+    from picogpt import layouts
 
     tensors = dict(np.load(DATA / "expected.npz"))
     hparams = {"n_vocab": 300, "n_ctx": 32, "n_embd": 16, "n_head": 4, "n_layer": 2}
-    return loader.parameter_tree(hparams, lambda name, shape: tensors[name].reshape(shape))
+    return layouts.parameter_tree(hparams, lambda name, shape: tensors[name].reshape(shape))
 
 
 def test_the_likeliest_tokens_are_marked(params):
