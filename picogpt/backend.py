@@ -16,7 +16,6 @@ import numpy as np
 from .errors import PicogptError
 
 BACKENDS = ("numpy", "cupy", "jax")
-SPECIAL = {"cupy": "cupyx.scipy.special", "jax.numpy": "jax.scipy.special"}  # where erf is
 ERF = [-0.046107755, 0.2228206151, -0.3642683122, 0.1461051306, 0.055413532]
 ERF += [0.1733404122, 0.2486844971, 0.2819147514, 0.2820971246]
 
@@ -116,7 +115,8 @@ def erf(x: Any) -> Any:
     """
     xp = array_module(x)
     if xp is not np:
-        return importlib.import_module(SPECIAL[xp.__name__]).erf(x)
+        library = "jax" if is_compiled(x) else "cupyx"
+        return importlib.import_module(f"{library}.scipy.special").erf(x)
     t = 1.0 / (1.0 + 0.5 * abs(x))
     y = ERF[0] * t
     for coefficient in ERF[1:]:

@@ -526,6 +526,24 @@ def test_no_such_folder(base, tmp_path, monkeypatch):
     )
 
 
+def test_pytorchs_file_is_the_same_adapter(base, expected):
+    """As PEFT wrote them before it had safetensors."""
+    params = merge_adapter(base.params, DATA / "adapter_bin")
+    logits = gpt2(expected["ids"], **params, n_head=4)
+    assert np.abs(logits - expected["logits/adapter"]).max() < 1e-4
+
+
+def test_an_adapter_that_would_run_code_is_refused(base, tmp_path):
+    shutil.copy(DATA / "adapter_bin" / "adapter_config.json", tmp_path)
+    (tmp_path / "adapter_model.bin").write_bytes(
+        b"\x80\x02cposix\nsystem\nX\x01\x00\x00\x00x\x85R."
+    )
+    with pytest.raises(PicogptError) as error:
+        merge_adapter(base.params, tmp_path)
+    said = f"{tmp_path / 'adapter_model.bin'}: its pickle names posix.system, which a state dict"
+    assert str(error.value).startswith(said)
+
+
 def test_what_a_file_holds_counts_not_its_name(base, write):
     folder = write()
     wanted = merge_adapter(base.params, folder)

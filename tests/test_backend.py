@@ -1,6 +1,8 @@
 """Arrays of other libraries: CuPy's, by a stand-in here and in earnest where there is a GPU."""
 
+import math
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from picogpt import (
     token_logprobs,
     trace,
 )
-from picogpt.backend import array_module, to_numpy
+from picogpt.backend import array_module, erf, to_numpy
 from picogpt.cli import main
 
 
@@ -39,6 +41,8 @@ def cupy(request, monkeypatch):
             pytest.skip(f"no GPU: {error}")
         return module
     monkeypatch.setitem(sys.modules, "cupy", standin)
+    special = types.SimpleNamespace(erf=lambda x: standin.ndarray(erf(x.get())))
+    monkeypatch.setitem(sys.modules, "cupyx.scipy.special", special)
     return standin
 
 
@@ -157,7 +161,7 @@ def test_a_machine_without_a_gpu(params, monkeypatch):
     assert str(error.value) == f"cupy: finds no GPU ({reason}); use another backend"
 
 
-@pytest.mark.parametrize("name", ["plain", "untied", "eps", "narrow"])
+@pytest.mark.parametrize("name", ["plain", "untied", "eps", "narrow", "exact"])
 def test_logits(cupy, model_folder, name):
     params = load(model_folder(name)).params
     on_gpu = to_backend(params, "cupy")
@@ -258,3 +262,20 @@ def test_the_command_runs_on_it(cupy, model_folder, tmp_path, monkeypatch, capsy
     wanted = capsys.readouterr()
     assert main([*arguments, "--backend", "cupy"]) == 0
     assert capsys.readouterr() == wanted
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 5e-7), (np.float64, 1e-8)])
+def test_erf_is_pythons(dtype, tolerance):
+    rng = np.random.default_rng(0)
+    x = np.concatenate([np.linspace(-9, 9, 20_001), rng.normal(size=2_000), [0.0, -0.0]])
+    x = x.astype(dtype)
+    kept = x.copy()
+    found = erf(x)
+    assert found.dtype == dtype
+    assert np.abs(found - [math.erf(value) for value in x]).max() < tolerance
+    assert (x == kept).all()
+    assert (erf(-x) == -found).all()
+    ends = erf(np.array([-np.inf, -1e4, 1e-30, 1e4, np.inf], dtype))
+    assert np.allclose(ends, [-1, -1, 0, 1, 1], atol=1e-7)
+    assert np.isnan(erf(np.array([np.nan], dtype)))
+    assert erf(np.zeros((2, 0, 3), dtype)).shape == (2, 0, 3)

@@ -41,7 +41,7 @@ def same(found, expected):
     return np.abs(np.asarray(found) - expected).max() <= 1e-4 + 2e-6 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", ["plain", "untied", "eps", "narrow"])
+@pytest.mark.parametrize("name", ["plain", "untied", "eps", "narrow", "exact"])
 def test_logits_equal_numpys_compiled_or_not(model_folder, expected, name):
     numpy_params = load(model_folder(name)).params
     params = to_backend(numpy_params, "jax")
@@ -72,7 +72,7 @@ def leaves(tree, path=()):
     return [(path, tree)]
 
 
-@pytest.mark.parametrize("name", ["plain", "untied"])
+@pytest.mark.parametrize("name", ["plain", "untied", "exact"])
 def test_gradients_equal_finite_differences_in_float64(model_folder, expected, name):
     """In a random direction for each array of the tree, and one number of each."""
     with jax.enable_x64(True):

@@ -45,6 +45,7 @@ def random_model(rng):
         "n_inner": int(rng.integers(1, 99)),
         "has_head": bool(rng.integers(2)),
         "eps": float(rng.choice([1e-5, 0.1])),
+        "has_erf": bool(rng.integers(2)),
     }
     return layouts.parameter_tree(hparams, leaf, **options), n_head
 
@@ -67,6 +68,9 @@ def naive_gpt2(ids, params, n_head):
     def tanh_gelu(x):
         return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
+    def exact_gelu(x):
+        return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
+
     xs = [p["wte"][token] + p["wpe"][i] for i, token in enumerate(ids)]
     for block in p["blocks"]:
         attn, mlp = block["attn"], block["mlp"]
@@ -84,9 +88,20 @@ def naive_gpt2(ids, params, n_head):
             xs[i] = xs[i] + np.concatenate(heads) @ attn["c_proj"]["w"] + attn["c_proj"]["b"]
         for i, x in enumerate(xs):
             up = norm(x, **block["ln_2"]) @ mlp["c_fc"]["w"] + mlp["c_fc"]["b"]
-            xs[i] = x + [tanh_gelu(u) for u in up] @ mlp["c_proj"]["w"] + mlp["c_proj"]["b"]
+            act = exact_gelu if "erf" in mlp else tanh_gelu
+            xs[i] = x + [act(u) for u in up] @ mlp["c_proj"]["w"] + mlp["c_proj"]["b"]
     head = p.get("lm_head", p["wte"])
     return np.array([norm(x, **p["ln_f"]) @ head.T for x in xs])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_exact_gelu_is_x_times_the_normal_distribution(dtype):
+    x = np.linspace(-6, 6, 1_001).reshape(7, 143).astype(dtype)
+    found = gelu(x, exact=True)
+    wanted = [[0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in row.tolist()] for row in x]
+    assert found.dtype == dtype
+    assert np.abs(found - wanted).max() < 1e-6
+    assert np.abs(gelu(x) - wanted).max() > 1e-4  # the tanh form is another function
 
 
 def test_gelu_is_the_tanh_form():

@@ -234,7 +234,7 @@ def agree(torch, folder, seed=0):
     return np.abs(found - wanted).max() <= 1e-4 + 2e-6 * np.abs(wanted).max()
 
 
-COMMITTED = ["transformers", "shards", "old", "eps", "narrow", "untied", "half", "bfloat"]
+COMMITTED = ["transformers", "shards", "old", "eps", "narrow", "untied", "half", "bfloat", "exact"]
 
 
 @pytest.mark.parametrize("name", COMMITTED)
@@ -248,6 +248,7 @@ SETTINGS = {
     "pytorch's gelu": {"activation_function": "gelu_pytorch_tanh"},
     "fast gelu": {"activation_function": "gelu_fast"},
     "accurate gelu": {"activation_function": "gelu_accurate"},
+    "exact gelu": {"activation_function": "gelu"},
     "untied": {"tie_word_embeddings": False},
     "wide": {"n_inner": 200, "layer_norm_epsilon": 1e-3},
     "padded": {"vocab_size": 512},
@@ -283,7 +284,7 @@ def test_a_head_stored_twice_and_differing_is_what_transformers_uses(torch, mode
     assert agree(torch, folder)
 
 
-@pytest.mark.parametrize("name", ["transformers", "untied", "eps", "narrow", "plain"])
+@pytest.mark.parametrize("name", ["transformers", "untied", "eps", "narrow", "plain", "exact"])
 def test_what_save_writes_transformers_loads(torch, model_folder, tmp_path, name):
     transformers = pytest.importorskip("transformers")
     model = load(model_folder(name))

@@ -1,6 +1,6 @@
 """Make small models in the formats that others write, with their writers, and the right values.
 
-    python tests/data/make_formats.py
+    python tests/data/make.py && python tests/data/make_formats.py
 
 Random weights, large enough that a wrong mask, position, head count, transpose or gelu changes the
 logits: written by torch.save in both of its layouts, by nanoGPT's train.py and llm.c's
@@ -17,6 +17,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -81,6 +82,15 @@ def save_torch(ids):
     (HERE / "exact" / "generation_config.json").unlink()
     with torch.inference_mode():
         return {"torch": model(ids[None]).logits[0], "exact": exact(ids[None]).logits[0]}
+
+
+def save_adapter():
+    """Writes the LoRA adapter of make.py as PEFT did before it had safetensors."""
+    folder = new_folder("adapter_bin")
+    shutil.copy(HERE / "adapter" / "adapter_config.json", folder)
+    torch.save(
+        load_file(HERE / "adapter" / "adapter_model.safetensors"), folder / "adapter_model.bin"
+    )
 
 
 class Norm(nn.Module):
@@ -281,6 +291,7 @@ def save_gguf(ids):
 
 
 def main():
+    save_adapter()
     ids = torch.from_numpy(np.random.default_rng(0).integers(SIZES["vocab_size"], size=12))
     logits = {**save_torch(ids), **save_nanogpts(ids), **save_llmc(ids), **save_gguf(ids)}
     arrays = {name: value.detach().numpy() for name, value in logits.items()}
