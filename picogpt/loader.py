@@ -15,8 +15,8 @@ are float32:
     ln_f    g, b [n_embd]
 
 and only where a checkpoint has them: lm_head [n_vocab, n_embd], an output head of its own; eps, a
-number beside g and b, where it is not 1e-5; and another width than 4 * n_embd between c_fc and
-c_proj.
+number beside g and b, where it is not 1e-5; erf in mlp, an empty array, where the gelu is the exact
+one; and another width than 4 * n_embd between c_fc and c_proj.
 
 Sources: the release of openai/gpt-2, whose checkpoints name these model/wte, model/h0/attn/c_attn/w
 and so on, and give the `w` a leading axis of length 1; transformers' GPT2LMHeadModel, which names
