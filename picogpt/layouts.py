@@ -288,7 +288,7 @@ def _open_linear(
         if name.endswith("/b"):
             index.setdefault(rename(name), Entry("float32", shape, path, 0, 0, read=_read_zeros))
 
-    if not has_bias:
+    if not has_bias and hparams["n_layer"] <= len(index):  # else it is refused with all that lacks
         parameter_tree(hparams, add_zeros)
     has_head = _drop_copy(index, rename("model/wte"))
     read_encoder = functools.partial(_read_encoder_beside, path, hparams["n_vocab"])
@@ -317,6 +317,10 @@ def _open_gguf(path: Path, listing: Listing) -> Source:
     eps = settings.get("attention.layer_norm_epsilon", EPS)
     if not isinstance(eps, float) or not 0 < eps < 1:
         raise PicogptError(f"{path}: layer_norm_epsilon is {eps!r:.40}; expected 1e-5 or so")
+    n_inner = settings.get("feed_forward_length")
+    if n_inner is not None and not (type(n_inner) is int and 0 < n_inner < 1 << 31):
+        found = f"feed_forward_length is {n_inner!r:.40}"
+        raise PicogptError(f"{path}: {found}; expected a positive integer")
     index = dict(listing)
     for name, entry in listing.items():
         module = name.split(".", 2)[-1].removesuffix(".weight")
@@ -332,7 +336,7 @@ def _open_gguf(path: Path, listing: Listing) -> Source:
         functools.partial(_read_gguf_encoder, path, metadata),
         has_head=gguf_name("model/lm_head") in index,
         eps=float(f"{eps:.6g}"),  # it was stored in float32
-        n_inner=settings.get("feed_forward_length"),
+        n_inner=n_inner,
     )
 
 

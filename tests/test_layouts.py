@@ -148,6 +148,31 @@ def test_other_files_of_characters_are_refused(place, meta, said):
     assert refusal(folder) == f"{folder / 'meta.pkl'}: {said}"
 
 
+@pytest.mark.parametrize("n_layer", [3, 28, 2**31 - 1])
+def test_more_layers_than_there_are_take_no_time(place, monkeypatch, n_layer):
+    """Also where a tree without biases is filled up with zeros."""
+    from picogpt.formats import pytorch
+
+    path = place("nanogpt", "ckpt.pt")
+    listing = pytorch.list_tensors(path)
+    listing.metadata["model_args"]["n_layer"] = n_layer
+    monkeypatch.setattr(pytorch, "list_tensors", lambda _: listing)
+    message = refusal(path)
+    assert "missing " in message if n_layer == 3 else f"says n_layer={n_layer}" in message
+
+
+@pytest.mark.parametrize("value", [np.int32([1, 2]), ["a"], "x", 0, -1, 1.0, True, 2**40])
+def test_a_width_that_is_none(place, monkeypatch, value):
+    from picogpt.formats import gguf
+
+    path = place("gguf", "tiny-F32.gguf")
+    listing = gguf.list_tensors(path)
+    listing.metadata["gpt2.feed_forward_length"] = value
+    monkeypatch.setattr(gguf, "list_tensors", lambda _: listing)
+    found = f"feed_forward_length is {value!r}; expected a positive integer"
+    assert refusal(path) == f"{path}: {found}"
+
+
 def test_a_model_of_characters_needs_them(place):
     folder = place("nanogpt")
     (folder / "meta.pkl").unlink()

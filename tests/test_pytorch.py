@@ -328,6 +328,15 @@ def test_a_damaged_archive(tmp_path):
         assert found in str(error.value)
 
 
+@pytest.mark.parametrize("data", [b"", b"<html>404</html>", b"{}", bytes(100), b"PK"])
+def test_other_files_that_are_called_so(tmp_path, data):
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(data)
+    with pytest.raises(PicogptError) as error:
+        list_tensors(path)
+    assert str(error.value) == f"{path}: is no file that torch.save wrote; fetch it again"
+
+
 def streamed(*values, tail=b""):
     return b"".join(map(dumps, values)) + tail
 

@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 
 from ..catalog import BUNDLED, HUB, HUB_NAMES, find_model, list_cached, weights_folder
-from ..download import FILES, OFFICIAL, fetch, fetch_from_hub, is_complete
+from ..download import FILES, OFFICIAL, fetch, is_complete
 from ..errors import PicogptError, one_line
 from ..loader import load, measure, verify
 from ..saving import DTYPES, PACKAGES, save
@@ -87,10 +87,10 @@ def run_download(args: argparse.Namespace) -> None:
         folder = weights_folder(args.weights_dir) / model
         fetch(model, folder, args.source)
         load(folder, verify=False)  # do the files fit each other?
-    elif (found := HUB.fullmatch(model)) and not Path(model).exists():
+    elif HUB.fullmatch(model) and not Path(model).exists():
         if args.source == "openai":
             raise PicogptError(f"{model}: is not OpenAI's; pass --source huggingface")
-        folder = fetch_from_hub(found["name"], found["revision"] or "main")
+        folder = find_model(model)
         if not (folder / "adapter_config.json").is_file():
             load(folder, verify=False)
     else:

@@ -28,6 +28,7 @@ from .tensors import BYTES_OF, MAX_AXES, MAX_KEYS, Checksum, DamagedError, Entry
 
 SUFFIXES = (".bin", ".pt", ".pth")
 ZIP = b"PK\x03\x04"
+PICKLE = b"\x80"
 STREAM = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")  # the pickle of the magic number
 MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a stream
 PROTOCOL = 1001  # the second
@@ -92,6 +93,8 @@ def list_tensors(path: Path) -> Listing:
         head = file.read(64)
         refuse_pointer(path, head)
         try:
+            if head[:4] != ZIP and head[:1] != PICKLE:
+                raise DamagedError("is no file that torch.save wrote; fetch it again")
             read = _read_zip if head.startswith(ZIP) else _read_stream
             content, find = read(file, size)
             metadata: dict[str, Any] = {}
